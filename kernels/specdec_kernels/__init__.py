@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: the operations under the engine. See kernels/README.md."""

@@ -1,0 +1,1 @@
+"""Exact laws, statistics and mutants of the code that ships."""
