@@ -8,7 +8,6 @@ int64 tensors (torch lacks uint64 shifts on a CPU; int64 under a 32-bit mask is 
     after every 4 rounds, j = 1..5:  x0 += ks[j mod 3];  x1 += ks[(j+1) mod 3] + j
 """
 
-import torch
 from torch import Tensor
 
 __all__ = ["threefry2x32", "threefry2x32_words"]
@@ -28,6 +27,7 @@ def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> 
     Returns:
         Two int64 tensors of the broadcast shape, values in [0, 2**32).
 
+    >>> import torch
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [hex(int(word)) for word in threefry2x32(zero, zero, zero, zero)]  # Random123's first known answer
     ['0x6b200159', '0x99ba4efe']

@@ -1,1 +1,30 @@
-""
+"""The proposers, one room each, and the names of those that need no argument."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from specdec_fn.speculate.proposer import Proposer
+from specdec_fn.speculate.proposers import ngram, paying, scripted
+
+__all__ = ["named", "names", "ngram", "paying", "scripted"]
+
+_FACTORIES: Mapping[str, Callable[[], Proposer]] = MappingProxyType({"ngram": lambda: paying.proposer(ngram.proposer())})
+names: tuple[str, ...] = tuple(_FACTORIES)
+
+
+def named(proposer: Proposer | str) -> Proposer:
+    """The proposer of a name, or the proposer itself.
+
+    By name a proposer comes with ``paying``: it rests where its drafts do not pay. ``ngram.proposer()`` itself always drafts.
+
+    Raises:
+        ValueError: an unknown name, or something that is neither a name nor a Proposer.
+
+    >>> named("ngram").name
+    'ngram'
+    """
+    if isinstance(proposer, Proposer):
+        return proposer
+    if isinstance(proposer, str) and proposer in _FACTORIES:
+        return _FACTORIES[proposer]()
+    raise ValueError(f"proposer is {proposer!r}; expected a Proposer or one of the names {', '.join(names)}")

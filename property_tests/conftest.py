@@ -1,0 +1,24 @@
+"""Settings of the whole test run: hypothesis profiles, quiet threads, and a skipped test is a failed run."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=40, deadline=None)
+settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", max_examples=2000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+ALLOWED_SKIPS: frozenset[str] = frozenset()  # node ids of tests that may be skipped, each with its reason beside it
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run if a test was skipped that nobody expected to be."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    skipped = [report.nodeid for report in reporter.stats.get("skipped", []) if report.nodeid not in ALLOWED_SKIPS]
+    if skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"unexpected skips: {', '.join(skipped)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

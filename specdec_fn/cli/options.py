@@ -1,0 +1,122 @@
+"""The options that commands share, and the values made from them."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+__all__ = [
+    "AllowedIds",
+    "BadWords",
+    "FrequencyPenalty",
+    "Invariant",
+    "Json",
+    "K",
+    "LogitBias",
+    "MaxTokens",
+    "MinP",
+    "MinTokens",
+    "ModelName",
+    "PresencePenalty",
+    "ProposerName",
+    "RepetitionPenalty",
+    "Seed",
+    "Stop",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "TypicalP",
+    "VerifierName",
+    "load_model",
+    "sampling_of",
+]
+
+ModelName = Annotated[str, typer.Option("--model", help="An embedded name, a GGUF file, or a folder of safetensors.")]
+ProposerName = Annotated[str, typer.Option("--proposer", help="Who drafts: ngram, or none for plain decoding.")]
+VerifierName = Annotated[str, typer.Option("--verifier", help="The rule that keeps or repairs drafts: token, or greedy (temperature 0).")]
+K = Annotated[int, typer.Option("--k", help="Most drafted tokens of a pass.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the request.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens to emit.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; may be given several times.")]
+Invariant = Annotated[bool, typer.Option("--invariant", help="Logits whose bits do not depend on the rows of a pass (slower).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest.")]
+TypicalP = Annotated[float, typer.Option("--typical-p", help="Keep the most typical tokens up to this mass.")]
+RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="Divide the logits of seen tokens; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="Subtract from the logits of emitted tokens.")]
+FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="Subtract for each time a token was emitted.")]
+LogitBias = Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=BIAS added to a logit; may be given several times.")]
+BadWords = Annotated[list[str] | None, typer.Option("--bad-words", help="Ids of a forbidden word, as 5 or 5,7; may be given several times.")]
+AllowedIds = Annotated[str | None, typer.Option("--allowed-ids", help="The only ids that may be emitted, as 5,7,9.")]
+MinTokens = Annotated[int, typer.Option("--min-tokens", help="Forbid ends until this many tokens are there.")]
+
+
+def sampling_of(
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    logit_bias: list[str] | None,
+    bad_words: list[str] | None,
+    allowed_ids: str | None,
+    min_tokens: int,
+) -> Any:
+    """The ``SamplingParams`` of the options; ValueError says which option does not parse."""
+    from specdec_fn.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=tuple(_parse("--logit-bias", item, "ID=BIAS", _pair) for item in logit_bias or ()),
+        bad_words=tuple(_parse("--bad-words", item, "ids such as 5,7", _ids) for item in bad_words or ()),
+        allowed_ids=None if allowed_ids is None else _parse("--allowed-ids", allowed_ids, "ids such as 5,7", _ids),
+        min_tokens=min_tokens,
+    )
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """Loads a model, with a line of progress on a terminal."""
+    from rich.console import Console
+
+    from specdec_fn.load import load
+
+    with Console(stderr=True).status(f"loading {name}") if sys.stderr.isatty() else _Quiet():
+        return load(name)
+
+
+class _Quiet:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _parse(option: str, text: str, expected: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}; expected {expected}") from None
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    return int(token), float(bias)
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))

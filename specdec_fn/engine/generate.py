@@ -1,0 +1,164 @@
+"""Three loops, each a few lines longer than the last: naive, cached, speculative. This is the reading order of the whole product.
+
+All three draw the token at position ``base`` with the same number, so under the same key the naive and the cached loop, and the speculative
+loop with nothing drafted, emit the same tokens. Every argument is a value or a pure function; nothing here knows text, time or stop rules.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from specdec_fn import models
+from specdec_fn.engine.generation import Pass
+from specdec_fn.engine.law import Law
+from specdec_fn.kv import dense
+from specdec_fn.models import Model
+from specdec_fn.random import Key, uniform
+from specdec_fn.sampling import draw
+from specdec_fn.speculate import Draft, Proposer, Verifier
+from specdec_fn.speculate.draft import first
+from specdec_fn.speculate.tape import FINAL, address
+from specdec_fn.typing import Float, Tensor
+
+__all__ = ["NoLawError", "cached", "naive", "prefill", "speculative"]
+
+Attend = Callable[..., Any]
+PREFILL_CHUNK = 256  # prompt rows a forward takes at once: bounds the memory of a long prompt
+
+
+class NoLawError(ValueError):
+    """A row of logits that gives no law: NaN, or nothing that may be emitted."""
+
+
+def naive(model: Model, key: Key, law: Law, prompt: Sequence[int], count: int) -> Iterator[int]:
+    """Emits ``count`` tokens with one cold forward over everything for each: the cost of token n grows with n.
+
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> circle = models.toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
+    >>> list(naive(circle, key(0), law(SamplingParams()), [0], 4))
+    [1, 2, 0, 1]
+    """
+    tokens = list(prompt)
+    for _ in range(count):
+        probs = law(models.logits(model, tokens)[-1:], tokens[len(prompt) :], ())
+        tokens.append(_token(int(draw(uniform(address(key, FINAL, len(tokens))), probs[0])), len(tokens)))
+        yield tokens[-1]
+
+
+def cached(model: Model, key: Key, law: Law, prompt: Sequence[int], count: int) -> Iterator[int]:
+    """Emits the same tokens with one row a forward: keys and values of the past are kept, and the cost of token n stays flat."""
+    tokens = list(prompt)
+    cache = prefill(model, prompt, count)
+    for _ in range(count):
+        logits, cache = _forward(model, cache, tokens[-1:], len(tokens) - 1)
+        cache = dense.advance(cache, 1)
+        probs = law(logits, tokens[len(prompt) :], ())
+        tokens.append(_token(int(draw(uniform(address(key, FINAL, len(tokens))), probs[0])), len(tokens)))
+        yield tokens[-1]
+
+
+def speculative(
+    model: Model,
+    key: Key,
+    law: Law,
+    prompt: Sequence[int],
+    count: int,
+    proposer: Proposer,
+    verifier: Verifier,
+    k: int,
+    *,
+    ends: frozenset[int] = frozenset(),
+    attend: Attend = dense.attend,
+) -> Iterator[Pass]:
+    """Emits ``count`` tokens in passes: propose, forward, verify, keep.
+
+    Before every pass the cache holds all committed tokens but the last, whose row comes first in the pass; after it, the rows of the
+    accepted tokens stay and the others are rolled back by not advancing over them.
+
+    Args:
+        model, law, key, prompt, count: as in the loops above.
+        proposer, verifier: values of ``specdec_fn.speculate``.
+        k: most drafted tokens of a pass; it drafts ``min(k, tokens left - 1)``.
+        ends: ids behind which nothing need be drafted.
+        attend: how the model attends to the cache.
+    """
+    tokens, guess = list(prompt), proposer.init(prompt)
+    cache = prefill(model, prompt, count, attend)
+    while (left := count - (len(tokens) - len(prompt))) > 0:
+        base = len(tokens)
+        guess, draft = proposer.propose(key, guess, tokens, min(k, left - 1), position=base)
+        draft = first(draft, _useful(draft, ends, model.config.vocab_size))
+        drafted = draft.tokens.tolist()
+        logits, cache = _forward(model, cache, [tokens[-1], *drafted], base - 1, attend)
+        probs = law(logits, tokens[len(prompt) :], drafted)
+        verdict = verifier.decide(verifier.tape(key, len(drafted), probs.shape[1], position=base), probs, draft)
+        emitted = verdict.tokens[: int(verdict.emitted)].tolist()
+        cache = dense.advance(cache, len(emitted))
+        if emitted[-1] < 0:  # the accepted tokens stand, and may end the generation before the missing law is needed
+            yield _pass(emitted[:-1], len(emitted) - 1, drafted, logits)
+            raise _no_law(base + len(emitted) - 1)
+        tokens += emitted
+        yield _pass(emitted, len(emitted) - 1, drafted, logits)
+
+
+@torch.inference_mode()
+def prefill(model: Model, prompt: Sequence[int], count: int, attend: Attend = dense.attend) -> dense.DenseCache:
+    """A cache with room for the prompt and ``count`` tokens, filled with all of the prompt but its last token, in chunks."""
+    parameter = next((leaf for leaf in torch.utils._pytree.tree_leaves(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
+    cache = dense.init(model.config, len(prompt) + count, dtype=parameter.dtype, device=parameter.device)
+    for start in range(0, len(prompt) - 1, PREFILL_CHUNK):
+        chunk = prompt[start : min(start + PREFILL_CHUNK, len(prompt) - 1)]
+        cache = dense.advance(_fill(model, cache, chunk, start, attend), len(chunk))
+    return cache
+
+
+def _fill(model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: int, attend: Attend) -> dense.DenseCache:
+    ids, positions = _rows(tokens, start, cache)
+    if model.prefill is None:
+        return model.apply(model.params, ids, positions, cache, attend)[1]
+    return model.prefill(model.params, ids, positions, cache, attend)
+
+
+@torch.inference_mode()
+def _forward(
+    model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: int, attend: Attend = dense.attend
+) -> tuple[Float[Tensor, "rows vocab"], dense.DenseCache]:
+    ids, positions = _rows(tokens, start, cache)
+    return model.apply(model.params, ids, positions, cache, attend)
+
+
+def _rows(tokens: Sequence[int], start: int, cache: dense.DenseCache) -> tuple[Tensor, Tensor]:
+    device = cache.keys.device
+    return torch.tensor(list(tokens), device=device), torch.arange(start, start + len(tokens), device=device)
+
+
+def _useful(draft: Draft, ends: frozenset[int], vocab_size: int) -> int:
+    """How many nodes of a chain are worth verifying: up to and with the first that ends the generation."""
+    ids = draft.tokens[: int(draft.length)].tolist()
+    for lane, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"the proposer drafted id {token}; expected an id in [0, {vocab_size}), the target's vocabulary")
+        if token in ends:
+            return lane + 1
+    return len(ids)
+
+
+def _pass(emitted: list[int], accepted: int, drafted: list[int], logits: Float[Tensor, "rows vocab"]) -> Pass:
+    last = "plain" if not drafted else "bonus" if accepted == len(drafted) else "recovered"
+    kinds = (["accepted"] * accepted + [last])[: len(emitted)]
+    rows = logits[: len(emitted)].to(torch.float64)
+    chosen = rows[torch.arange(len(emitted)), torch.tensor(emitted, dtype=torch.int64)]
+    return Pass(emitted, kinds, (chosen - rows.logsumexp(-1)).tolist(), len(drafted))
+
+
+def _token(token: int, position: int) -> int:
+    if token < 0:
+        raise _no_law(position)
+    return token
+
+
+def _no_law(position: int) -> NoLawError:
+    return NoLawError(f"the logits for position {position} hold NaN or allow no token; expected a finite logit that the controls allow")

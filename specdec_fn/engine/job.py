@@ -1,0 +1,171 @@
+"""One request, checked and settled: everything a loop needs, and every refusal in one sentence."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec_fn.engine import ending
+from specdec_fn.engine.law import Law, law
+from specdec_fn.kv import dense
+from specdec_fn.models import Model
+from specdec_fn.random import Key, key
+from specdec_fn.sampling import SamplingParams
+from specdec_fn.speculate import Proposer, Verifier, proposers, verifiers
+from specdec_fn.speculate.draft import chain
+from specdec_fn.text import Tokenizer
+from specdec_fn.typing import Tensor
+
+__all__ = ["Job", "settle"]
+
+
+class Job(NamedTuple):
+    """A request that can run.
+
+    Attributes:
+        model: the target, in its invariant form where that was asked for.
+        attend: how it attends to the cache.
+        key: the request's key.
+        law: from logits to target laws.
+        prompt: its ids.
+        count: most tokens to emit, by ``max_tokens`` and by the context.
+        proposer, verifier, k: how it speculates; k is 0 for plain decoding.
+        ending: what ends it.
+    """
+
+    model: Model
+    attend: Callable[..., Any]
+    key: Key
+    law: Law
+    prompt: list[int]
+    count: int
+    proposer: Proposer
+    verifier: Verifier
+    k: int
+    ending: ending.Ending
+
+
+def settle(
+    model: Model,
+    prompt: str | Sequence[int] | Tensor,
+    tokenizer: Tokenizer | None,
+    seed: int,
+    sampling: SamplingParams,
+    proposer: Proposer | str | None,
+    verifier: Verifier | str,
+    k: int,
+    max_tokens: int,
+    stop_ids: Sequence[int],
+    stop: str | Sequence[str],
+    ignore_eos: bool,
+    invariant: bool,
+    draft_fn: Callable[[list[int]], Sequence[int]] | None,
+) -> Job:
+    """Checks the arguments of ``generate`` and makes the job of them.
+
+    Raises:
+        TypeError, ValueError: what was received and what was expected, in one sentence.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(f"model is {model!r:.80}; expected a Model, such as load(...)[0]")
+    if not isinstance(sampling, SamplingParams):
+        raise TypeError(f"sampling is {sampling!r:.80}; expected a SamplingParams")
+    vocab, context = model.config.vocab_size, model.config.context
+    k = _whole("k", k, least=0)
+    max_tokens = _whole("max_tokens", max_tokens, least=1)
+    ids = _prompt_ids(prompt, tokenizer, vocab)
+    if len(ids) > context:
+        raise ValueError(f"the prompt has {len(ids)} tokens; expected at most {context}, the model's context")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if strings and tokenizer is None:
+        raise ValueError(f"stop is {list(strings)} without a tokenizer; expected a tokenizer to find strings with, or stop_ids")
+    ends = [*_ids("stop_ids", stop_ids, vocab), *(() if tokenizer is None or ignore_eos else tokenizer.eos_ids)]
+    chosen = _verifier(verifier)
+    if chosen.name == "greedy" and not sampling.greedy:
+        raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
+    drafting = _proposer(proposer, draft_fn, k, vocab)
+    if invariant and model.invariant is None:
+        raise ValueError("invariant is True for a model without an invariant form; expected a model made by load or specdec_fn.models")
+    return Job(
+        model=model.invariant(model) if invariant and model.invariant is not None else model,
+        attend=dense.attend_invariant if invariant else dense.attend,
+        key=key(seed),
+        law=law(sampling, ids, ends=tuple(end for end in ends if end < vocab), mask=_spelled(tokenizer, vocab)),
+        prompt=ids,
+        count=min(max_tokens, context - len(ids)),
+        proposer=_SILENT if drafting is None else drafting,
+        verifier=chosen,
+        k=0 if drafting is None else k,
+        ending=ending.init(
+            tokenizer, ids, count=min(max_tokens, context - len(ids)), min_tokens=sampling.min_tokens, stop_ids=ends, stop_strings=strings
+        ),
+    )
+
+
+_SILENT = Proposer("none", lambda prompt: (), lambda key, state, tokens, k, *, position: (state, chain((), k)))
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected a whole number of {least} or more") from None
+    if number < least:
+        raise ValueError(f"{name} is {number}; expected a whole number of {least} or more")
+    return number
+
+
+def _ids(name: str, values: Any, vocab: int) -> list[int]:
+    items = values.tolist() if isinstance(values, Tensor) else values
+    try:
+        ids = [operator.index(item) for item in items]
+    except TypeError:
+        raise TypeError(f"{name} is {values!r:.80}; expected a sequence of ids") from None
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocab:
+            raise ValueError(f"{name}[{place}] is {token}; expected an id in [0, {vocab})")
+    return ids
+
+
+def _prompt_ids(prompt: Any, tokenizer: Tokenizer | None, vocab: int) -> list[int]:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("the prompt is text without a tokenizer; expected a tokenizer, or ids")
+        prompt = tokenizer.encode(prompt)
+    ids = _ids("prompt", prompt, vocab)
+    if not ids:
+        raise ValueError("the prompt is empty; expected at least one token")
+    return ids
+
+
+def _verifier(verifier: Verifier | str) -> Verifier:
+    if isinstance(verifier, Verifier):
+        return verifier
+    if isinstance(verifier, str) and verifier in verifiers.all:
+        return verifiers.all[verifier]
+    raise ValueError(f"verifier is {verifier!r}; expected a Verifier or one of the names {', '.join(verifiers.all)}")
+
+
+def _proposer(proposer: Proposer | str | None, draft_fn: Callable[[list[int]], Sequence[int]] | None, k: int, vocab: int) -> Proposer | None:
+    if draft_fn is None:
+        return None if proposer is None else proposers.named(proposer)
+    if proposer is not None:
+        raise ValueError(f"draft_fn together with proposer {getattr(proposer, 'name', proposer)!r}; expected one of the two")
+    if not callable(draft_fn):
+        raise TypeError(f"draft_fn is {draft_fn!r}; expected a callable from a list of ids to a list of ids")
+
+    def checked(context: list[int]) -> list[int]:
+        ids = _ids("the result of draft_fn", draft_fn(context), vocab)
+        if len(ids) > k:
+            raise ValueError(f"draft_fn returned {len(ids)} ids; expected at most k = {k}")
+        return ids
+
+    return proposers.scripted.proposer(checked)
+
+
+def _spelled(tokenizer: Tokenizer | None, vocab: int) -> Tensor | None:
+    """Forbids ids that pad the vocabulary and have no text."""
+    if tokenizer is None or tokenizer.size >= vocab:
+        return None
+    return torch.arange(vocab) < tokenizer.size

@@ -1,0 +1,63 @@
+"""From the logits of a pass to the laws its verifier works on: every control applied to every row at that row's own prefix."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from specdec_fn.sampling import SamplingParams, distribution
+from specdec_fn.typing import Bool, Float, Tensor
+
+__all__ = ["Law", "law"]
+
+
+class Law(Protocol):
+    """``law(logits, generated, drafted) -> laws``: what ``law`` below builds."""
+
+    def __call__(self, logits: Float[Tensor, "rows vocab"], generated: Sequence[int], drafted: Sequence[int]) -> Float[Tensor, "rows vocab"]: ...
+
+
+def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[int] = (), mask: Bool[Tensor, "vocab"] | None = None) -> Law:
+    """Builds the function from the logits of a pass to its target laws, for one request.
+
+    Row i of a pass is the law after ``generated`` and the first i drafted tokens, so penalties, bad words and ``min_tokens`` see exactly the
+    prefix that plain decoding would have seen there. On a CPU the laws are float64.
+
+    Args:
+        params: the request's controls.
+        prompt: its prompt ids.
+        ends: ids that end it, forbidden until ``min_tokens`` are there.
+        mask: Bool [V], True where an id may be emitted at all; None allows all.
+
+    Returns:
+        ``law(logits [R, V], generated ids, drafted ids) -> float64 [R, V]``, where R is 1 + the number of drafted ids. A row of NaN, or with
+        nothing allowed, becomes zeros.
+
+    >>> two_rows = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    >>> law(SamplingParams(presence_penalty=9.0, temperature=0))(two_rows, [], [0])  # row 1 knows that 0 was drafted
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    prompt_ids = torch.tensor(list(prompt) if params.history else [], dtype=torch.int64)
+
+    def one(logits: Tensor, generated: Tensor) -> Tensor:
+        return distribution(logits, params, prompt=prompt_ids, generated=generated, eos_ids=tuple(ends), mask=mask)
+
+    rows_of: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(one)
+
+    def laws(logits: Tensor, generated: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        assert logits.shape[0] == len(drafted) + 1, "one row after the context and one after each drafted token"
+        return rows_of(logits.to(torch.float64), _prefixes(generated, drafted) if params.history else _no_prefixes(logits.shape[0]))
+
+    return laws
+
+
+def _prefixes(generated: Sequence[int], drafted: Sequence[int]) -> Tensor:
+    """Row i: the generated ids and the first i drafted ones, then -1."""
+    ids = torch.tensor([*generated, *drafted], dtype=torch.int64).expand(len(drafted) + 1, -1)
+    known = torch.arange(ids.shape[1]) < len(generated) + torch.arange(len(drafted) + 1)[:, None]
+    return torch.where(known, ids, -1)
+
+
+def _no_prefixes(rows: int) -> Tensor:
+    return torch.empty(rows, 0, dtype=torch.int64)

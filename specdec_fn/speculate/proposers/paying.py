@@ -1,0 +1,88 @@
+"""Proposing only while it pays: a wrapper that watches how much of its drafts was kept, and pauses a proposer that is mostly wrong.
+
+A pass with drafted rows costs more than a pass with one row, by a factor that depends on the machine; a draft pays when the tokens it saves
+outweigh that. The wrapper keeps a running mean of tokens kept a draft. While the mean is below ``least`` it proposes nothing, for 1, 2, 4, ...
+passes up to ``longest_pause``, then tries one draft again. The rule looks only at committed tokens, so it is lossless (theory: variable K).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from specdec_fn.random import Key
+from specdec_fn.speculate.draft import Draft, chain
+from specdec_fn.speculate.proposer import Proposer
+
+__all__ = ["Record", "proposer"]
+
+
+class Record(NamedTuple):
+    """What the wrapper remembers.
+
+    Attributes:
+        inner: the wrapped proposer's state.
+        drafted: the ids of the last draft, and ``base``, the number of tokens it followed.
+        kept: running mean of tokens kept a draft.
+        pause: passes of the current or last pause; ``wait``: passes of it that are left.
+    """
+
+    inner: Any
+    drafted: tuple[int, ...]
+    base: int
+    kept: float
+    pause: int
+    wait: int
+
+
+def proposer(inner: Proposer, *, least: float = 0.5, start: float = 1.0, memory: float = 0.75, longest_pause: int = 32) -> Proposer:
+    """Wraps a proposer so that it rests while its drafts save fewer than ``least`` tokens each.
+
+    Args:
+        least: tokens a draft must save to be worth its rows: (time of a drafted pass / time of a plain pass) - 1.
+        start: the mean it begins with, before anything is known.
+        memory: weight of the past in the running mean, in [0, 1).
+        longest_pause: most passes without a draft.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.speculate.proposers import scripted
+    >>> wrong = proposer(scripted.proposer(lambda context: [9, 9]))
+    >>> state, tokens, lengths = wrong.init([]), [1], []
+    >>> for _ in range(8):
+    ...     state, draft = wrong.propose(key(0), state, tokens, 2, position=len(tokens))
+    ...     tokens, lengths = [*tokens, 1], [*lengths, int(draft.length)]
+    >>> lengths
+    [2, 2, 2, 0, 2, 0, 0, 2]
+    """
+    if not (least >= 0 and start >= 0 and 0 <= memory < 1 and longest_pause >= 1):
+        received = f"least {least}, start {start}, memory {memory}, longest_pause {longest_pause}"
+        raise ValueError(f"received {received}; expected least and start of 0 or more, memory in [0, 1), longest_pause of 1 or more")
+
+    def init(prompt: Sequence[int]) -> Record:
+        return Record(inner.init(prompt), (), len(prompt), start, 0, 0)
+
+    def propose(key: Key, state: Record, tokens: Sequence[int], k: int, *, position: int) -> tuple[Record, Draft]:
+        record = _look_back(state, tokens)
+        if record.wait > 0:
+            return record._replace(drafted=(), wait=record.wait - 1), chain((), k)
+        held, draft = inner.propose(key, record.inner, tokens, k, position=position)
+        drafted = tuple(draft.tokens[: int(draft.length)].tolist())
+        return record._replace(inner=held, drafted=drafted, base=len(tokens)), draft
+
+    def _look_back(record: Record, tokens: Sequence[int]) -> Record:
+        """Settles the last draft against what was committed since, and decides whether to rest."""
+        if not record.drafted or len(tokens) <= record.base:
+            return record
+        agreed = 0
+        for drafted, committed in zip(record.drafted, tokens[record.base :], strict=False):
+            if drafted != committed:
+                break
+            agreed += 1
+        kept = memory * record.kept + (1 - memory) * agreed
+        if kept >= least:
+            return record._replace(drafted=(), kept=kept, pause=0, wait=0)
+        pause = min(max(2 * record.pause, 1), longest_pause)
+        return record._replace(drafted=(), kept=kept, pause=pause, wait=pause)
+
+    return Proposer(inner.name, init, propose)
