@@ -1,9 +1,7 @@
 """The doors ``generate`` and ``stream``: they wire the speculative loop to text, stop rules and a clock, and collect what it emits."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
-
-import torch
 
 from specdec_fn.engine import ending
 from specdec_fn.engine.generate import speculative
@@ -71,9 +69,7 @@ def generate(
     ([1, 2, 0, 1, 2, 0], 'length', 2)
     """
     watch = Stopwatch()
-    job = settle(
-        model, prompt, tokenizer, seed, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, invariant, draft_fn
-    )
+    job = settle(model, prompt, tokenizer, seed, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, invariant, draft_fn)
     tokens: list[int] = []
     texts: list[str] = []
     logprobs: list[float] = []
@@ -120,9 +116,7 @@ def stream(
     [1, 2, 0] ['accepted', 'accepted', 'bonus']
     [1, 2] ['accepted', 'bonus']
     """
-    job = settle(
-        model, prompt, tokenizer, seed, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, invariant, draft_fn
-    )
+    job = settle(model, prompt, tokenizer, seed, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, invariant, draft_fn)
     return (Piece(step.text, step.kept.tokens, step.kept.kinds) for step in _steps(job, Stopwatch()))
 
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import SupportsIndex
 
 import torch
-from specdec_kernels.threefry import MASK, threefry2x32, threefry2x32_words
 from torch import Tensor
 
 from specdec_fn.pytree import state
 from specdec_fn.typing import Float, Int
+from specdec_kernels.threefry import MASK, threefry2x32, threefry2x32_words
 
 __all__ = ["Key", "bits", "fold_in", "key", "key_data", "split", "uniform"]
 

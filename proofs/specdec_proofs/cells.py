@@ -84,8 +84,9 @@ def find(outcome: Outcome, jobs: int, axes: int, size: int, *, probes: int = 32,
         flat = np.split(evaluate(owner, np.concatenate(points)), np.cumsum([len(block) for block in points])[:-1])
         edges: list[tuple[Any, ...]] = []
         for job, block in zip(corners, flat, strict=True):
-            values[job] = block.reshape(shapes[job])
-            edges += [(job, *edge) for edge in _split_edges(values[job], corners[job])]
+            cube = block.reshape(shapes[job])
+            values[job] = cube
+            edges += [(job, *edge) for edge in _split_edges(cube, corners[job])]
         new = _bisect(evaluate, edges)
         for (job, axis), where in new.items():
             cuts[job][axis] = np.union1d(cuts[job][axis], np.array(sorted(where), np.int64))

@@ -64,8 +64,8 @@ def token(world: World) -> Emitted:
     for tokens, weight in drafts(world):
         for i, drafted in enumerate(tokens):
             head, p = tokens[:i], world.target(tokens[:i])
-            q = world.draft(head) if world.soft else tuple(ONE if t == drafted else ZERO for t in range(world.vocab))
-            passes = min(ONE, p[drafted] / q[drafted])
+            q = (world.told or world.draft)(head) if world.soft else tuple(ONE if t == drafted else ZERO for t in range(world.vocab))
+            passes = min(ONE, p[drafted] / q[drafted]) if q[drafted] else Fraction(int(p[drafted] > 0))
             if passes < 1:
                 for other, share in enumerate(residual(p, q)):
                     law[(*head, other)] += weight * (1 - passes) * share
@@ -90,11 +90,11 @@ def greedy(world: World) -> Emitted:
     return dict(law)
 
 
-def joint(world: World, target: Callable[[Prefix], Law] | None = None) -> dict[Prefix, Fraction]:
-    """The target's law of K + 1 tokens, zero entries left out."""
+def joint(world: World, target: Callable[[Prefix], Law] | None = None, length: int | None = None) -> dict[Prefix, Fraction]:
+    """The target's law of its first ``length`` tokens (K + 1 unless given), zero entries left out."""
     target = target or world.target
-    law = {(): ONE}
-    for _ in range(world.k + 1):
+    law: dict[Prefix, Fraction] = {(): ONE}
+    for _ in range(world.k + 1 if length is None else length):
         law = {(*x, t): mass * share for x, mass in law.items() for t, share in enumerate(target(x)) if share}
     return law
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
 from specdec_fn.sampling import draw as shipped_draw
 from specdec_fn.speculate import Draft, Tape, batched
-
 from specdec_proofs import cells
 from specdec_proofs.enumerate import Emitted, completed, joint, total_variation
-from specdec_proofs.worlds import Law, Prefix, World, normalised
+from specdec_proofs.worlds import Law, Prefix, World, drafts, normalised
 
 __all__ = ["BITS", "Measured", "draw_law", "law", "measure", "tensors"]
 
@@ -37,12 +37,14 @@ class Measured(NamedTuple):
     Attributes:
         emitted: exact law of the emitted sequence.
         tv: total variation between the completed law and the target's joint law, exact.
+        impossible: mass of completed sequences that the target cannot produce, exact.
         violations: what contradicts the assumptions or the form of a verdict; unless it is empty the figures prove nothing.
         evaluations: how many times ``decide`` and ``draw`` were evaluated.
     """
 
     emitted: Emitted
     tv: Fraction
+    impossible: Fraction
     violations: tuple[str, ...]
     evaluations: int
 
@@ -69,7 +71,7 @@ def tensors(world: World, made: list[Prefix], dtype: torch.dtype, *, draft_rows:
         for i in range(len(x) + 1):
             target[j, i] = _row(world.target(x[:i]), dtype)
             if world.soft and i < min(rows, len(x) + rows - world.k):
-                probs[j, i] = _row(world.draft(x[:i]), dtype)
+                probs[j, i] = _row((world.told or world.draft)(x[:i]), dtype)
         tokens[j, : len(x)] = torch.tensor(x, dtype=torch.int64)
     return Tables(made, target, Draft(tokens, probs if world.soft else None, torch.tensor([len(x) for x in made])))
 
@@ -97,17 +99,22 @@ def law(rows: torch.Tensor, draw: Callable[..., Any] = shipped_draw, *, probes: 
 
 
 def draw_law(world: World, dtype: torch.dtype, draw: Callable[..., Any] = shipped_draw) -> tuple[dict[Prefix, Fraction], list[str], int]:
-    """Exact law of the drafts of a world as the shipped sampler draws them."""
+    """Exact law of the drafts of a world as the shipped sampler draws them, with violations and evaluations."""
+    asked = {x[:i] for x, _ in drafts(world) for i in range(world.k)}
     weights: dict[Prefix, Fraction] = {}
-    level, violations, evaluations = {(): Fraction(1)}, [], 0
+    known: dict[Prefix, Law] = {}
+    level: dict[Prefix, Fraction] = {(): Fraction(1)}
+    violations: list[str] = []
+    evaluations = 0
     while level:
         grows = {x: mass for x, mass in level.items() if len(x) < world.k and not world.stop(x)}
         weights.update({x: mass for x, mass in level.items() if x not in grows})
-        if not grows:
-            break
-        laws, found, count = law(torch.stack([_row(world.draft(x), dtype) for x in grows]), draw)
-        violations, evaluations = violations + found, evaluations + count
-        level = {(*x, t): mass * share for (x, mass), row in zip(grows.items(), laws, strict=True) for t, share in enumerate(row) if share}
+        new = [x for x in (*sorted(asked), *grows) if x not in known] if grows.keys() - known.keys() else []
+        if new:  # all at once, unless the sampler draws what the law does not hold
+            laws, found, count = law(torch.stack([_row(world.draft(x), dtype) for x in new]), draw)
+            violations, evaluations = violations + found, evaluations + count
+            known.update(zip(new, laws, strict=True))
+        level = {(*x, t): mass * share for x, mass in grows.items() for t, share in enumerate(known[x]) if share}
     return weights, violations, evaluations
 
 
@@ -151,7 +158,8 @@ def measure(
         wrong = (verdict.tokens >= world.vocab) | ((verdict.tokens >= 0) != shown) | (verdict.emitted != verdict.accepted + 1)[:, None]
         if wrong.any():
             row = int(wrong.any(1).int().argmax())
-            malformed.add(f"a verdict has tokens {verdict.tokens[row].tolist()}, {int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted")
+            shown_as = f"tokens {verdict.tokens[row].tolist()}, {int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted"
+            malformed.add(f"a verdict has {shown_as}")
         return ((verdict.tokens.clamp(-1, world.vocab - 1) + 1) * places).sum(1).numpy()
 
     found = cells.find(_in_pieces(outcome), len(tables.prefixes), k + 1, size, probes=probes)
@@ -164,8 +172,10 @@ def measure(
     exact = _exact_target(world, dtype)
     violations += [*sorted(malformed)[:1], *found.violations]
     reached = {x: mass for x, mass in emitted.items() if x}
-    tv = total_variation(completed(reached, world, exact), joint(world, exact)) + emitted.get((), ZERO) / 2
-    return Measured(dict(emitted), tv, tuple(violations), drawn + found.evaluations)
+    whole, wanted = completed(reached, world, exact), joint(world, exact)
+    nothing = emitted.get((), ZERO)
+    impossible = nothing + sum((mass for x, mass in whole.items() if x not in wanted), ZERO)
+    return Measured(dict(emitted), total_variation(whole, wanted) + nothing / 2, impossible, tuple(violations), drawn + found.evaluations)
 
 
 def _row(exact: Law, dtype: torch.dtype) -> torch.Tensor:

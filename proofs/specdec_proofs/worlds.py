@@ -19,6 +19,7 @@ __all__ = [
     "Prefix",
     "World",
     "chain_reference",
+    "cold",
     "declared_one_hot",
     "drafts",
     "greedy_draft",
@@ -56,8 +57,9 @@ class World(NamedTuple):
         vocab: number of token ids (V).
         k: the most tokens that are drafted (K).
         target: law of the next token after a prefix of 0 to k tokens.
-        draft: law the proposer draws the next token from, after a prefix of 0 to k - 1 tokens.
+        draft: law the proposer draws the next token from, after a prefix of 0 to k tokens (after k, for verifiers that read on wrongly).
         soft: whether the verifier is told that law; False declares each drawn token one-hot (``Draft.probs`` is None).
+        told: the law the verifier is told instead, for proposers that misreport theirs; None for the truth.
         stop: whether the proposer ends its draft after a prefix; it may look at drafted tokens only.
         state: what the rows depend on; two prefixes of one state have the same rows, whatever follows.
     """
@@ -68,6 +70,7 @@ class World(NamedTuple):
     target: Callable[[Prefix], Law]
     draft: Callable[[Prefix], Law]
     soft: bool = True
+    told: Callable[[Prefix], Law] | None = None
     stop: Callable[[Prefix], bool] = never
     state: Callable[[Prefix], Hashable] = whole
 
@@ -202,11 +205,18 @@ def greedy_draft(world: World) -> World:
     """The same target, with a proposer that always takes the likeliest token of its law and declares it one-hot."""
 
     def draft(prefix: Prefix) -> Law:
-        law = world.draft(prefix)
-        best = max(range(world.vocab), key=lambda token: (law[token], -token))
-        return tuple(ONE if token == best else ZERO for token in range(world.vocab))
+        return _one_hot(world.vocab, _likeliest(world.draft(prefix)))
 
     return world._replace(name=f"{world.name}, greedy draft", draft=draft, soft=False)
+
+
+def cold(world: World) -> World:
+    """The same world at temperature 0: every target row is one-hot on its likeliest token, lowest id first among equals."""
+
+    def target(prefix: Prefix) -> Law:
+        return _one_hot(world.vocab, _likeliest(world.target(prefix)))
+
+    return world._replace(name=f"{world.name}, temperature 0", target=target)
 
 
 def stopping(world: World, seed: int = 0) -> World:
@@ -226,6 +236,14 @@ def pair_reference(k: int = 1) -> World:
     p = [math.exp(value) for value in logits]
     q = [math.exp(value) for value in logits + draw.normal(size=16)]
     return independent(p, q, k, name="reference pair V=16")
+
+
+def _likeliest(law: Law) -> int:
+    return max(range(len(law)), key=lambda token: (law[token], -token))
+
+
+def _one_hot(vocab: int, token: int) -> Law:
+    return tuple(ONE if other == token else ZERO for other in range(vocab))
 
 
 CHAIN_TARGET = {

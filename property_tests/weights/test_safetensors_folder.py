@@ -19,9 +19,7 @@ def test_the_file_that_holds_everything(files: list[str], found: str | None) -> 
     assert safetensors.single(files) == found
 
 
-@pytest.mark.parametrize(
-    "index", [None, [], {}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../b"}}, {"weight_map": {"a": ""}}]
-)
+@pytest.mark.parametrize("index", [None, [], {}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../b"}}])
 def test_an_index_of_another_shape_is_refused(index: object) -> None:
     with pytest.raises(ValueError, match="no weight_map from tensor names to names of files in the same folder"):
         safetensors.shards(index, ["b"])

@@ -16,6 +16,8 @@ class Registry(types.ModuleType, Mapping[str, Verifier]):
     """
 
     all: Mapping[str, Verifier]
+    __eq__ = types.ModuleType.__eq__  # a module is itself and nothing else, and tools keep modules in sets
+    __hash__ = types.ModuleType.__hash__
 
     def __getitem__(self, name: str) -> Verifier:
         try:

@@ -5,7 +5,8 @@ author could end his own turn and open another. Encoding each message by itself 
 template would see a stand-in where it trims or tests the text. So the text is disguised only where it is dangerous:
 
 1. In every string of every message the first character of each control text is replaced by a character that occurs nowhere, and so is the
-   last character of a message that ends as a control text begins, and the first of one that begins as a control text ends. A harmless message is untouched.
+   last character of a message that ends as a control text begins, and the first of one that begins as a control text ends. A harmless
+   message is untouched.
 2. The template is rendered. Whatever control text stands in the result was written by the template.
 3. The disguise is taken off. If that brings no new control text into being, the whole is encoded in one go, as the model was trained.
    If it does, the control tokens of step 2 are fixed as ids and all the rest is encoded as plain text.
@@ -53,7 +54,7 @@ def compile_template(source: str | None, tokens: Mapping[str, str]) -> Callable[
     >>> render([{"role": "user", "content": "Hi"}])
     '<s>Hi'
     """
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     if source is None:
         return _refusing("the model comes without a chat template: received messages, expected a prompt as text or ids")
@@ -66,8 +67,7 @@ def compile_template(source: str | None, tokens: Mapping[str, str]) -> Callable[
         names: dict[str, Any] = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None, **tokens}
         try:
             return template.render(**names)
-        except (TemplateError, TypeError, LookupError, AttributeError) as error:
-            # A template is a program of the model's author: its own faults come out as these too.
+        except Exception as error:  # a template is a program of the model's author and may fail in any way
             raise ValueError(f"the chat template refuses the messages with roles {[m['role'] for m in messages]}: {error}") from error
 
     return render
@@ -139,10 +139,13 @@ def shield(messages: Sequence[Mapping[str, Any]], controls: Sequence[str]) -> tu
     def disguised(text: str) -> str:
         while pattern.search(text):  # taking away one control text can lay bare another that overlapped it
             text = pattern.sub(lambda found: standin(found[0][0]) + found[0][1:], text)
-        if any(text[-n:] in heads for n in range(1, longest)):
-            text = text[:-1] + standin(text[-1])
-        if any(text[:n] in tails for n in range(1, longest)):
-            text = standin(text[0]) + text[1:]
+        core = text.strip()  # a template may trim
+        if any(core[-n:] in heads for n in range(1, longest)):
+            at = len(text.rstrip()) - 1
+            text = text[:at] + standin(text[at]) + text[at + 1 :]
+        if any(core[:n] in tails for n in range(1, longest)):
+            at = len(text) - len(text.lstrip())
+            text = text[:at] + standin(text[at]) + text[at + 1 :]
         return text
 
     safe = [_mapped(message, disguised) for message in messages]
@@ -177,8 +180,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
+        for pair in value.items():
+            yield from _strings(pair)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _strings(item)
@@ -188,7 +191,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
     return [_mapped(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 

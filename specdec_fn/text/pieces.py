@@ -110,7 +110,7 @@ def from_decoder(decoder_json: Any, tokens: Sequence[str | None], added: frozens
     replaced = {"String"}.issuperset(key for step in steps if step["type"] == "Replace" for key in step["pattern"])
     if re.fullmatch(r"(Replace )*ByteFallback Fuse( Strip)?", " ".join(kinds)) is None or not replaced:
         return None
-    strip = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
+    strip: dict[str, Any] = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
     if strip["content"] != " " or strip["stop"] != 0:
         return None
     swaps = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]

@@ -41,7 +41,7 @@ def match(tokens: Sequence[int], n_max: int = 3, n_min: int = 1, k: int = 5) -> 
     for n in range(min(n_max, len(words) - 1), n_min - 1, -1):
         suffix = text[-n * size :]
         found = text.rfind(suffix, 0, len(text) - size)
-        while found % size > 0:  # a match across the borders of two ids is none
+        while found > 0 and found % size:  # a match across the borders of two ids is none
             found = text.rfind(suffix, 0, found + len(suffix) - 1)
         if found >= 0:
             start = found // size + n

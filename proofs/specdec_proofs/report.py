@@ -1,0 +1,44 @@
+"""Claims as a table for people and as rows for programs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec_proofs.claim import Claim
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["as_json", "table"]
+
+
+def table(claims: Sequence[Claim], title: str = "Claims about the code that ships") -> "Table":
+    """A table with one line a claim, for ``rich.console.Console.print``."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, caption=summary(claims), title_justify="left", caption_justify="left")
+    for heading in ("claim", "figure", "gate", "", "seconds", "detail"):
+        made.add_column(heading, justify="right" if heading in ("figure", "seconds") else "left", overflow="fold")
+    for claim in claims:
+        result = Text("passed", style="green") if claim.passed else Text("FAILED", style="bold red")
+        made.add_row(Text(claim.name), f"{claim.figure:.4g}", Text(claim.gate), result, f"{claim.seconds:.1f}", Text(claim.detail))
+    return made
+
+
+def summary(claims: Sequence[Claim]) -> str:
+    """One line: how many claims, how many failed.
+
+    >>> summary([Claim("a", 0.0, "== 0", True, "", 0.5), Claim("b", 1.0, "== 0", False, "", 0.5)])
+    '2 claims, 1 failed, 1.0 s'
+    """
+    failed = sum(not claim.passed for claim in claims)
+    return f"{len(claims)} claims, {failed or 'none'} failed, {sum(claim.seconds for claim in claims):.1f} s"
+
+
+def as_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """The claims as dictionaries of plain values; a figure that could not be had is null.
+
+    >>> as_json([Claim("a", 0.0, "== 0", True, "", 0.5)])
+    [{'name': 'a', 'figure': 0.0, 'gate': '== 0', 'passed': True, 'detail': '', 'seconds': 0.5}]
+    """
+    return [{**claim._asdict(), "figure": claim.figure if claim.figure == claim.figure else None} for claim in claims]

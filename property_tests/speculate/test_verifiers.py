@@ -1,0 +1,222 @@
+"""The edge cases of verification, one small input each; the laws themselves are proved in specdec_proofs."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_fn.random import key, split
+from specdec_fn.speculate import Draft, Tape, Verdict, batched, residual, verifiers
+from specdec_fn.speculate.draft import chain, first
+from specdec_fn.speculate.recover import without
+
+DTYPES = [torch.float32, torch.float64]
+LOSSLESS = ["greedy", "token"]
+
+
+def tape(accept, final, dtype=torch.float64):
+    return Tape(torch.tensor(accept, dtype=dtype), torch.tensor(final, dtype=dtype))
+
+
+def rows(*laws, dtype=torch.float64):
+    return torch.tensor(laws, dtype=dtype)
+
+
+def decide(name, accept, final, laws, draft) -> list[int]:
+    verdict = verifiers[name].decide(tape(accept, final, laws.dtype), laws, draft)
+    check_shape(verdict, draft)
+    return verdict.tokens[: int(verdict.emitted)].tolist()
+
+
+def check_shape(verdict: Verdict, draft: Draft):
+    k, accepted = draft.tokens.shape[0], int(verdict.accepted)
+    assert verdict.tokens.shape == (k + 1,)
+    assert int(verdict.emitted) == accepted + 1
+    assert verdict.path.tolist() == [*range(accepted)] + [-1] * (k - accepted)
+    assert verdict.tokens[:accepted].tolist() == draft.tokens[:accepted].tolist()
+    assert (verdict.tokens[accepted + 1 :] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_p_equal_to_q_accepts_at_the_largest_uniform(dtype):
+    p = rows([0.1, 0.2, 0.7], [0.3, 0.3, 0.4], dtype=dtype)
+    largest = 1 - 2.0 ** (-53 if dtype is torch.float64 else -24)
+    for token in range(3):
+        assert decide("token", [largest], 0.0, p, Draft(torch.tensor([token]), p[:1], torch.tensor(1)))[0] == token
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_p_of_zero_rejects_even_at_u_zero(soft):
+    p = rows([0.0, 1.0], [0.5, 0.5])
+    draft = Draft(torch.tensor([0]), rows([0.5, 0.5]) if soft else None, torch.tensor(1))
+    assert decide("token", [0.0], 0.0, p, draft) == [1]
+
+
+def test_disjoint_supports_reject_and_give_p():
+    p, q = rows([0.0, 0.0, 0.25, 0.75], [1.0, 0.0, 0.0, 0.0]), rows([0.5, 0.5, 0.0, 0.0])
+    for u, expected in ((0.0, 2), (0.2499, 2), (0.25, 3), (0.9999, 3)):
+        assert decide("token", [0.0], u, p, Draft(torch.tensor([1]), q, torch.tensor(1))) == [expected]
+    assert residual(p[0], q[0]).equal(p[0])
+
+
+def test_one_hot_p_ignores_the_randomness():
+    p = rows([0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+    for u in (0.0, 0.5, 1 - 2.0**-53):
+        assert decide("token", [u], u, p, chain([1], 1)) == [1, 2]
+        assert decide("token", [u], u, p, chain([2], 1)) == [1]
+
+
+def test_a_token_drafted_at_q_of_zero_is_accepted_only_where_p_is_positive():
+    p, q = rows([0.5, 0.5, 0.0], [1.0, 0.0, 0.0]), rows([1.0, 0.0, 0.0])
+    assert decide("token", [0.99], 0.0, p, Draft(torch.tensor([1]), q, torch.tensor(1)))[0] == 1
+    assert decide("token", [0.0], 0.0, p, Draft(torch.tensor([2]), q, torch.tensor(1)))[0] != 2
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_no_draft_is_plain_sampling(name):
+    p = rows([0.25, 0.75])
+    assert decide(name, [], 0.9, p, chain([], 0)) == [1]
+    padded = torch.cat([p, p.new_zeros(3, 2)])
+    assert decide(name, [0.0] * 3, 0.9, padded, chain([], 3)) == [1]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_padding_is_never_emitted_whatever_it_holds(name):
+    """D12: 3 valid drafts of 5 give at most 4 tokens, and neither -1 nor the padded laws are read."""
+    laws = torch.full((6, 3), math.nan, dtype=torch.float64)
+    laws[:4] = rows([0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+    for padding in (-1, 0, 7):
+        draft = Draft(torch.tensor([1, 0, 1, padding, padding]), None, torch.tensor(3))
+        assert decide(name, [0.0] * 5, 0.5, laws, draft) == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_a_row_of_zeros_gives_no_token_and_spares_its_neighbours(name):
+    """D13: what distribution makes of a NaN row is zeros; no id comes of it, least of all one past the vocabulary."""
+    dead, alive = rows([0.0] * 5, [0.0, 0.0, 1.0, 0.0, 0.0]), rows([0.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 5)
+    assert decide(name, [0.0], 0.5, dead, chain([2], 1)) == [-1]
+    assert decide(name, [0.0], 0.5, alive, chain([1], 1)) == [1, -1]
+    both = batched(verifiers[name].decide)(
+        tape([[0.0], [0.0]], [0.5, 0.5]), torch.stack([dead, alive]), Draft(torch.tensor([[2], [1]]), None, torch.tensor([1, 1]))
+    )
+    assert both.tokens.tolist() == [[-1, -1], [1, -1]]
+
+
+LAWS = st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any)
+
+
+@given(law=LAWS, kind=st.sampled_from(DTYPES))
+def test_residual_of_p_and_p_is_a_law_inside_p(law, kind):
+    """D6: never NaN, never outside the support."""
+    p = torch.tensor(law, dtype=kind) / sum(law)
+    found = residual(p, p)
+    assert abs(float(found.sum()) - 1) < 1e-6
+    assert ((found > 0) <= (p > 0)).all()
+
+
+@given(p=LAWS, q=LAWS)
+def test_residual_is_the_formula(p, q):
+    target, drafted = torch.tensor(p, dtype=torch.float64) / sum(p), torch.tensor(q, dtype=torch.float64) / sum(q)
+    excess = [max(a - b, 0.0) for a, b in zip(target.tolist(), drafted.tolist(), strict=True)]
+    expected = [value / sum(excess) for value in excess] if sum(excess) > 0 else target.tolist()
+    assert residual(target, drafted).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@given(p=LAWS, token=st.integers(0, 3))
+def test_without_is_the_residual_of_a_one_hot_law(p, token):
+    target = torch.tensor(p, dtype=torch.float64) / sum(p)
+    one_hot = torch.nn.functional.one_hot(torch.tensor(token), 4).to(torch.float64)
+    assert torch.allclose(without(target, torch.tensor(token)), residual(target, one_hot), atol=1e-15)
+
+
+def test_p_equal_to_q_accepts_ten_thousand_times():
+    """D6: the residual is never met."""
+    p = torch.softmax(torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1)
+    keys = split(key(1), 10_000)
+    tokens = torch.randint(0, 50, (10_000, 3), generator=torch.Generator().manual_seed(2))
+    tapes = torch.func.vmap(lambda k: verifiers["token"].tape(k, 3, 50, position=4))(keys)
+    draft = Draft(tokens, p[:3].expand(10_000, 3, 50), torch.full((10_000,), 3))
+    verdict = batched(verifiers["token"].decide)(tapes, p.expand(10_000, 4, 50), draft)
+    assert (verdict.accepted == 3).all()
+    assert ((verdict.tokens >= 0) & (verdict.tokens < 50)).all()
+
+
+@given(seed=st.integers(0, 1000), k=st.integers(0, 4), length=st.integers(0, 4), soft=st.booleans(), name=st.sampled_from(LOSSLESS))
+def test_batched_equals_one_by_one(seed, k, length, soft, name):
+    gen = torch.Generator().manual_seed(seed)
+    laws = torch.softmax(3 * torch.randn(5, k + 1, 6, generator=gen, dtype=torch.float64), -1)
+    draft = Draft(
+        torch.randint(0, 6, (5, k), generator=gen),
+        torch.softmax(torch.randn(5, k, 6, generator=gen, dtype=torch.float64), -1) if soft else None,
+        torch.full((5,), min(length, k)),
+    )
+    noise = Tape(torch.rand(5, k, generator=gen, dtype=torch.float64), torch.rand(5, generator=gen, dtype=torch.float64))
+    together = batched(verifiers[name].decide)(noise, laws, draft)
+    for i in range(5):
+        one = Draft(draft.tokens[i], None if draft.probs is None else draft.probs[i], draft.length[i])
+        alone = verifiers[name].decide(Tape(noise.accept[i], noise.final[i]), laws[i], one)
+        check_shape(alone, one)
+        for a, b in zip(alone, together, strict=True):
+            assert a.equal(b[i])
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1), position=st.integers(0, 2**32 - 1))
+def test_verify_is_decide_on_the_tape_of_its_key(seed, position):
+    p = rows([0.2, 0.3, 0.5], [0.1, 0.8, 0.1], [0.6, 0.2, 0.2])
+    draft = Draft(torch.tensor([2, 1]), rows([0.3, 0.3, 0.4], [0.5, 0.4, 0.1]), torch.tensor(2))
+    rule = verifiers["token"]
+    told = rule.verify(key(seed), p, draft, position=position)
+    assert all(a.equal(b) for a, b in zip(told, rule.decide(rule.tape(key(seed), 2, 3, position=position), p, draft), strict=True))
+
+
+def test_tapes_of_other_passes_are_other_tapes():
+    """Every address of (base, lane, role) is used once: 60 passes of 4 give 300 distinct numbers."""
+    numbers = [float(u) for base in range(60) for part in verifiers["token"].tape(key(3), 4, 10, position=base) for u in part.flatten()]
+    assert len(set(numbers)) == len(numbers) == 300
+
+
+def test_a_shorter_pass_reads_the_same_numbers():
+    long, short = (verifiers["token"].tape(key(3), k, 10, position=7) for k in (5, 2))
+    assert long.accept[:2].equal(short.accept)
+    assert long.final.equal(short.final)
+
+
+def test_float32_tapes_stay_below_one():
+    made = verifiers["token"].tape(key(3), 20, 10, dtype=torch.float32)
+    assert made.accept.dtype == made.final.dtype == torch.float32
+
+
+def test_first_cuts_tokens_laws_and_length():
+    cut = first(chain([4, 5, 6], 5, torch.eye(3)), 2)
+    assert (cut.tokens.tolist(), cut.probs.tolist(), int(cut.length)) == ([4, 5], torch.eye(3)[:2].tolist(), 2)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize(
+    ("laws", "draft", "words"),
+    [
+        (torch.eye(3), chain([0], 1), r"\[3, 3\] and draft.tokens \[1\]; expected \[K \+ 1, V\]"),
+        (torch.eye(2).long(), chain([0], 1), "dtype torch.int64; expected a floating-point"),
+        (torch.eye(2), chain([2], 1), r"draft.tokens\[0\] is 2; expected an id in \[0, 2\)"),
+        (torch.eye(2), Draft(torch.tensor([0]), None, torch.tensor(2)), "draft.length is 2; expected 0 to 1"),
+        (torch.eye(2), Draft(torch.tensor([0]), torch.ones(1, 3), torch.tensor(1)), r"draft.probs has shape \[1, 3\]; expected \[1, 2\]"),
+        (torch.eye(2), Draft(torch.tensor([0]), torch.ones(1, 2), torch.tensor(1)), r"draft.probs\[0\] sums to 2.0"),
+        (torch.eye(2), Draft(torch.tensor([0]), None, torch.tensor(1), torch.tensor([0])), r"draft.parents\[0\] is 0; expected an earlier node"),
+        (torch.tensor([[math.nan, 1.0], [0.0, 1.0]]), chain([0], 1), r"target_probs\[0\] sums to nan"),
+        (torch.tensor([[1.0, 0.0], [-0.5, 1.5]]), chain([0], 1), r"target_probs\[1\] sums to 1.0 with least entry -0.5"),
+    ],
+)
+def test_verify_refuses_what_it_cannot_work_on(name, laws, draft, words):
+    with pytest.raises(ValueError, match=words):
+        verifiers[name].verify(key(0), laws, draft)
+
+
+def test_the_registry_is_a_read_only_mapping():
+    assert dict(verifiers)["token"] is verifiers["token"]
+    assert all(name == rule.name and rule.law and isinstance(rule.lossless, bool) for name, rule in verifiers.items())
+    with pytest.raises(KeyError, match="no verifier is called 'blok'; the known ones are greedy, token"):
+        verifiers["blok"]
+    with pytest.raises(TypeError):
+        verifiers["mine"] = verifiers["token"]

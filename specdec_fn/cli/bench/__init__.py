@@ -1,0 +1,17 @@
+"""``specdec bench``: the measured figures, each a ratio taken in one process, interleaved, with its spread."""
+
+import typer
+
+from specdec_fn.cli.bench.equality import equality
+from specdec_fn.cli.bench.overhead import overhead
+from specdec_fn.cli.bench.peer import transformers
+from specdec_fn.cli.bench.speedup import prose, quoting
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Measure: every ratio is taken in one process, interleaved, with its spread and its milliseconds.", no_args_is_help=True)
+app.command()(quoting)
+app.command()(prose)
+app.command()(overhead)
+app.command()(equality)
+app.command()(transformers)

@@ -1,0 +1,109 @@
+"""``specdec demo``: the main job. A real model writes real text plainly and speculatively, and the exactness of the rule is computed."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from specdec_fn.cli import options as o
+
+__all__ = ["demo"]
+
+
+class Scene(NamedTuple):
+    """One prompt of the demo: its title, the user's message, and the temperature it is answered at."""
+
+    title: str
+    text: str
+    temperature: float
+
+
+QUOTED = """Correct the one spelling mistake in this text and write the whole text again:
+
+The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the
+weather into a book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed
+in the harbor for a week."""
+
+SCENES = (
+    Scene("a prompt that quotes", QUOTED, 0.0),
+    Scene("a prompt of prose", "Describe a walk through a city at night in one paragraph.", 0.8),
+)
+
+
+def demo(
+    model: o.ModelName = "smollm2-135m",
+    k: o.K = 5,
+    seed: o.Seed = 0,
+    max_tokens: o.MaxTokens = 160,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Also write what is shown as a picture.")] = None,
+    json_: o.Json = False,
+) -> int:
+    """Answer a quoting prompt and a prose prompt, plain and speculative, side by side with their figures."""
+    from rich.console import Console
+
+    if svg is not None and not svg.parent.is_dir():
+        raise ValueError(f"--svg is {str(svg)!r}; expected a file in a folder that exists")
+    target, tokenizer = o.load_model(model)
+    console = Console(record=svg is not None, width=110 if svg else None, quiet=json_)
+    results = []
+    for scene in SCENES:
+        results.append(_play(console, target, tokenizer, scene, k, seed, max_tokens))
+    exact = _exactness(console)
+    if json_:
+        print(json.dumps({"model": model, "k": k, "seed": seed, "scenes": results, "exact_tv": exact}))
+    if svg is not None:
+        console.save_svg(str(svg), title="specdec demo")
+    return 0
+
+
+def _play(console: Any, target: Any, tokenizer: Any, scene: Scene, k: int, seed: int, max_tokens: int) -> dict[str, Any]:
+    from specdec_fn.cli.bench.paired import decode_seconds
+    from specdec_fn.cli.colour import Painter, legend
+    from specdec_fn.doors import generate
+    from specdec_fn.sampling import SamplingParams
+
+    ids = tokenizer.chat([{"role": "user", "content": scene.text}])
+    settings = {"tokenizer": tokenizer, "sampling": SamplingParams(scene.temperature), "seed": seed, "max_tokens": max_tokens}
+
+    def run(title: str, **speculation: Any) -> Any:
+        console.print(f"\n[bold]{title}[/bold]")
+        done = generate(target, ids, **settings, **speculation, on_piece=Painter(console, tokenizer, ids).show)
+        console.print()
+        return done
+
+    console.rule(f"{scene.title}, temperature {scene.temperature:g}, seed {seed}")
+    console.print(scene.text, style="dim", highlight=False, markup=False)
+    plain = run("plain")
+    fast = run(f"speculative: n-gram drafts, K = {k}", proposer="ngram", k=k)
+    console.print(legend())
+    ms = [1e3 * decode_seconds(done) / len(done.tokens) for done in (plain, fast)]
+    stats = fast.stats
+    console.print(_figures(stats, ms))
+    if scene.temperature == 0:
+        console.print(f"the same tokens as plain decoding: {fast.tokens == plain.tokens}")
+    return {"title": scene.title, "plain_ms": ms[0], "speculative_ms": ms[1], "speed_up": ms[0] / ms[1], "stats": stats._asdict() | {"seconds": None}}
+
+
+def _figures(stats: Any, ms: list[float]) -> Any:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("tokens a pass", f"{stats.tokens_per_pass:.2f}", f"{stats.emitted} tokens in {stats.passes} passes")
+    table.add_row("accepted", f"{stats.acceptance_rate:.0%}", f"{stats.accepted} of {stats.proposed} proposed")
+    places = "   ".join(f"{place}: {kept / seen:.0%}" for place, (seen, kept) in enumerate(stats.per_position, start=1) if seen)
+    table.add_row("by position", places or "nothing was proposed")
+    table.add_row("speed-up", f"{ms[0] / ms[1]:.2f}", f"{ms[0]:.1f} ms a token plain, {ms[1]:.1f} ms speculative")
+    return table
+
+
+def _exactness(console: Any) -> dict[str, float]:
+    """The exact total variation between the law of the verifier that has just decided all these tokens and the target's law."""
+    from specdec_proofs import claims
+
+    console.rule("is it exact?")
+    found = claims.token_exactness()
+    for name, distance in found.items():
+        console.print(f"total variation between the emitted law and p, computed from the shipped code ({name}): [bold]{distance:.1e}[/bold]")
+    console.print("every claim and every mutant: specdec prove --quick", style="dim")
+    return found

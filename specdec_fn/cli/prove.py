@@ -1,0 +1,52 @@
+"""``specdec prove``: the claims of exactness, each with its figure and its gate."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from specdec_fn.cli import options as o
+
+__all__ = ["prove"]
+
+
+def prove(
+    quick: Annotated[bool, typer.Option("--quick", help="Every exact law, and statistics for mutants up to 1e5 draws; within a minute.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also 1,000 repetitions of 1e5 draws of the correct code; some minutes.")] = False,
+    json_: o.Json = False,
+) -> int:
+    """Compute the law of the code that ships and compare it with the target's; exits 1 if a claim fails."""
+    from rich.console import Console
+
+    from specdec_proofs import claims, report
+
+    if quick and deep:
+        raise ValueError("--quick together with --deep; expected one of the two")
+    found = []
+    progress = Console(stderr=True)
+    try:
+        with progress.status("proving") if sys.stderr.isatty() else _Quiet() as status:
+            for claim in claims.run(deep=deep):
+                found.append(claim)
+                if status is not None:
+                    status.update(f"proved {len(found)}: {claim.name}")
+    except KeyboardInterrupt:
+        interrupted = True
+    else:
+        interrupted = False
+    if json_:
+        print(json.dumps(report.as_json(found)))
+    else:
+        Console().print(report.table(found))
+    if interrupted:
+        return 130
+    return 0 if all(claim.passed for claim in found) else 1
+
+
+class _Quiet:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
