@@ -2,10 +2,10 @@
 
 import importlib.util
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import MappingProxyType
@@ -103,10 +103,9 @@ def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
     if head.metadata.get("split.count", 0) not in (0, 1):
         raise ValueError(f"{path} is one of the {head.metadata['split.count']} parts of a split GGUF; expected a whole file (merge the parts first)")
     foreign = names.from_gguf(head.entries)
-    config = Config.from_gguf(head.metadata)
-    # The format has no flags for these: the presence of the tensors is the flag. A file without a head ties it to the embedding.
-    biased, normed = config.qkv_bias or "layers.0.q.bias" in foreign, config.qk_norm or "layers.0.q_norm" in foreign
-    config = replace(config, tied="head" not in foreign, qkv_bias=biased, qk_norm=normed)
+    with _described(path):
+        config = Config.from_gguf(head.metadata, tied="head" not in foreign, rope_divisors=_divisors(data, head))
+        words = tokenizer.from_gguf(head.metadata)
     # The llama architecture alone stores the rows of q and k interleaved.
     heads = {"q": config.heads, "k": config.kv_heads} if config.architecture == "llama" else {}
 
@@ -116,15 +115,24 @@ def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
         return gguf.unpermute(weight, heads[part]) if part in heads else weight
 
     source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read)
-    return _whole(config, source, tokenizer.from_gguf(head.metadata), device)
+    return _whole(config, source, words, device)
+
+
+def _divisors(data: mmap, head: gguf.Gguf) -> list[float]:
+    """The divisors of the rotary frequencies, which files of Llama 3 carry as a tensor."""
+    entry = head.entries.get("rope_freqs.weight")
+    values = [] if entry is None else gguf.tensor(data, entry).flatten().tolist()
+    if not all(0 < value < math.inf for value in values):
+        raise ValueError("tensor 'rope_freqs.weight' holds numbers that are not positive and finite; expected divisors of frequencies")
+    return values
 
 
 def _from_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, Tokenizer]:
     settings = _json(path / "config.json")
     if settings is None:
         raise ValueError(f"the folder {path} has no config.json; expected a folder as transformers' save_pretrained writes it, or a GGUF file")
-    config = Config.from_hf(settings)
-    words = _words(path, settings)
+    with _described(path):
+        config, words = Config.from_hf(settings), _words(path, settings)
     with ExitStack() as stack:
         handles = _handles(path, stack)
         foreign = names.from_transformers(handles)
@@ -139,6 +147,15 @@ def _from_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[
             return handles[name].get_tensor(name).to(dtype, copy=True)
 
         return _whole(config, _Source(foreign, names.to_transformers, shape, read), words, device)
+
+
+@contextmanager
+def _described(path: Path) -> Iterator[None]:
+    """Turns what a description of the wrong types makes Python raise into a sentence: the file is at fault, not the caller."""
+    try:
+        yield
+    except (TypeError, OverflowError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path} describes its model or tokenizer by a value of the wrong type: {error}") from error
 
 
 def _words(path: Path, settings: dict[str, Any]) -> Tokenizer:
@@ -182,13 +199,15 @@ def _whole(config: Config, source: _Source, words: Tokenizer, device: torch.devi
     """Checks that configuration, tensors and tokenizer belong together, then reads the tensors."""
     if words.size > config.vocab_size:
         raise ValueError(f"the tokenizer has {words.size} ids, but the model's vocabulary has {config.vocab_size}; expected at most as many")
-    expected = _shapes(config)
+    # Counted first: a damaged configuration may name more blocks than memory can list.
+    blocks = 1 + max((int(ours.split(".")[1]) for ours in source.foreign if ours.startswith("layers.")), default=-1)
+    expected = llama.shapes(config) if config.layers <= blocks else {f"layers.{blocks}.attention_norm": ()}
     for ours, shape in expected.items():
-        name = source.foreign.get(ours)
-        if name is None:
+        if ours not in source.foreign:
             raise ValueError(f"tensor {source.called(ours)!r} is missing; a {config.architecture} model of {config.layers} layers needs it")
         if source.shape(ours) != shape:
-            raise ValueError(f"tensor {name!r} has the shape {source.shape(ours)}, but the configuration says {shape}{_meaning(ours, config)}")
+            name, meant = source.foreign[ours], f" (a vocabulary of {config.vocab_size})" if ours in ("embedding", "head") else ""
+            raise ValueError(f"tensor {name!r} has the shape {source.shape(ours)}, but the configuration says {shape}{meant}")
     # A tensor that means something and has no place would be dropped in silence, and the logits would be wrong. A tied head is only a copy.
     extra = sorted(set(source.foreign) - set(expected) - ({"head"} if config.tied else set()))
     if extra:
@@ -196,23 +215,6 @@ def _whole(config: Config, source: _Source, words: Tokenizer, device: torch.devi
         raise ValueError(f"tensor {name!r} has no place in a {config.architecture} model of {config.layers} layers as configured")
     params = llama.assemble(config, lambda ours: source.read(ours).to(device))
     return llama.model(config, params), words
-
-
-def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Our names of all tensors of a model, and their shapes."""
-    width, ffn, queries, keys = config.width, config.ffn, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    block: dict[str, tuple[int, ...]] = {"attention_norm": (width,), "q": (queries, width), "k": (keys, width), "v": (keys, width)}
-    if config.qkv_bias:
-        block |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
-    if config.qk_norm:
-        block |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
-    block |= {"output": (width, queries), "ffn_norm": (width,), "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
-    top = {"embedding": (config.vocab_size, width), "norm": (width,)} | ({} if config.tied else {"head": (config.vocab_size, width)})
-    return top | {f"layers.{i}.{part}": shape for i in range(config.layers) for part, shape in block.items()}
-
-
-def _meaning(ours: str, config: Config) -> str:
-    return f" (a vocabulary of {config.vocab_size} and a width of {config.width})" if ours in ("embedding", "head") else ""
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:
@@ -275,7 +277,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     text = _text(path)
     try:
         value = None if text is None else json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if text is not None and not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}; expected a JSON object")

@@ -11,24 +11,35 @@ from specdec_proofs.chi2 import uniformity
 from specdec_proofs.claim import Claim, Figure, one_thread, settle
 from specdec_proofs.power import ALPHA
 
-__all__ = ["Claim", "Progress", "deep", "deep_steps", "quick"]
+__all__ = ["Claim", "Progress", "deep", "deep_steps", "quick", "run"]
 
 Say = Callable[[str], None]
 
 
+def run(deep: bool = False, progress: Say | None = None) -> Iterator[Claim]:
+    """Checks claim after claim and yields each when it is settled, in reading order; whoever stops listening stops the work.
+
+    Args:
+        deep: whether the repetitions of ``deep`` follow the quick claims.
+        progress: called with the name of each claim before it is checked, and with a line now and then during the repetitions.
+    """
+    for name, gate, measurement in (*exact.claims(), *sampled.claims()):
+        if progress:
+            progress(name)
+        with one_thread():
+            claim = settle(name, gate, measurement)
+        yield claim
+    if deep:
+        yield from _deep(1000, 100_000, progress)
+
+
 def quick(progress: Say | None = None) -> list[Claim]:
-    """Checks every claim that takes less than a minute in all, and returns them in reading order.
+    """Every exact claim, and the statistics that fit in a minute.
 
     Args:
         progress: called with the name of each claim before it is checked.
     """
-    settled = []
-    with one_thread():
-        for name, gate, measurement in (*exact.claims(), *sampled.claims()):
-            if progress:
-                progress(name)
-            settled.append(settle(name, gate, measurement))
-    return settled
+    return list(run(progress=progress))
 
 
 class Progress(NamedTuple):
@@ -63,20 +74,27 @@ def deep(repetitions: int = 1000, n: int = 100_000, progress: Say | None = None)
     """
     if repetitions < 1 or n < 1000:
         raise ValueError(f"received repetitions {repetitions} and n {n}; expected at least 1 and at least 1,000")
+    return _deep(repetitions, n, progress)
+
+
+def _deep(repetitions: int, n: int, progress: Say | None) -> list[Claim]:
     last = Progress((), repetitions)
 
-    def run() -> Figure:
+    def smallest() -> Figure:
         nonlocal last
         for last in deep_steps(repetitions, n):
             count = len(last.p_values)
             if progress and (count % 10 == 0 or count == repetitions):
                 progress(f"{count} of {repetitions} repetitions: smallest p {min(last.p_values):.2e}, KS D {uniformity(last.p_values).distance:.4f}")
-        return Figure(min(last.p_values), min(last.p_values) >= ALPHA, f"{repetitions:,} repetitions, N {n:,} each, five worlds in turn")
-
-    smallest = settle("correct code: smallest p-value of the repetitions", f">= {ALPHA:g}", run)
+        least = min(last.p_values)
+        return Figure(least, least >= ALPHA, f"{repetitions:,} repetitions, N {n:,} each, five worlds in turn")
 
     def spread() -> Figure:
         distance, allowed = uniformity(last.p_values)
-        return Figure(distance, distance <= allowed, f"Kolmogorov-Smirnov, alpha {ALPHA:g}, allowed {allowed:.4f}")
+        return Figure(distance, distance <= allowed, f"Kolmogorov-Smirnov, alpha {ALPHA:g}")
 
-    return [smallest, settle("correct code: distance of the p-values from uniform", f"<= {uniformity([0.5] * repetitions).allowed:.4f}", spread)]
+    allowed = uniformity([0.5] * repetitions).allowed
+    return [
+        settle("correct code: smallest p-value of the repetitions", f">= {ALPHA:g}", smallest),
+        settle("correct code: distance of the p-values from uniform", f"<= {allowed:.4f}", spread),
+    ]

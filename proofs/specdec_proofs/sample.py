@@ -24,8 +24,9 @@ from specdec_proofs.worlds import Prefix, World
 
 __all__ = ["Automaton", "Sample", "automaton", "cells", "histogram", "sample"]
 
-BYTES = 1 << 24  # of target rows in one batched call
 PASSES = 64  # of one request
+NUMBERS = 1 << 18  # passes whose numbers are drawn together, a multiple of PASSES
+BYTES = 1 << 24  # of target rows in one batched decision
 
 
 class Automaton(NamedTuple):
@@ -104,27 +105,34 @@ def sample(
     """
     requests, rest = split(key)
     keys, completion = split(requests, -(-n // PASSES)), uniform(rest, (n, world.k + 1), dtype)
-    tables = automaton(world, dtype)
-    many = max(1, BYTES // (PASSES * (world.k + 1) * world.vocab * completion.element_size()))
-    rows = world.k if draft_rows is None else draft_rows
-    parts = [
-        _passes(decide, tape, world, tables, keys[at : at + many], completion[at * PASSES : (at + many) * PASSES], rows)
-        for at in range(0, len(keys), many)
-    ]
+    tables, rows = automaton(world, dtype), world.k if draft_rows is None else draft_rows
+    step = max(1, BYTES // ((world.k + 1) * world.vocab * completion.element_size()))
+    parts = []
+    for first in range(0, n, NUMBERS):
+        last = min(first + NUMBERS, n)
+        numbers = _numbers(tape, world, keys[first // PASSES : -(-last // PASSES)], dtype)
+        for at in range(first, last, step):
+            end = min(at + step, last)
+            noise, tapes = tree_map(lambda leaf: leaf[at - first : end - first], numbers)  # noqa: B023
+            parts.append(_passes(decide, world, tables, noise, tapes, completion[at:end], rows))
     return Sample(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _passes(
-    decide: Callable[..., Any], tape: Callable[..., Any], world: World, tables: Automaton, keys: Key, completion: torch.Tensor, draft_rows: int
-) -> Sample:
-    n, k, dtype = len(completion), world.k, completion.dtype
+def _numbers(tape: Callable[..., Any], world: World, keys: Key, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Draft noise and tapes of all passes of the requests with these keys, [passes, ...]."""
 
-    def numbers(key: Key, base: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return uniform(address(key, DRAFT, base), (k,), dtype), tape(key, k, world.vocab, position=base, dtype=dtype)
+    def one(key: Key, base: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return uniform(address(key, DRAFT, base), (world.k,), dtype), tape(key, world.k, world.vocab, position=base, dtype=dtype)
 
-    each_base = torch.func.vmap(numbers, in_dims=(None, 0))
+    each_base = torch.func.vmap(one, in_dims=(None, 0))
     drawn = torch.func.vmap(each_base, in_dims=(0, None))(keys, torch.arange(PASSES))
-    noise, tapes = tree_map(lambda leaf: leaf.flatten(0, 1)[:n], drawn)
+    return tree_map(lambda leaf: leaf.flatten(0, 1), drawn)
+
+
+def _passes(
+    decide: Callable[..., Any], world: World, tables: Automaton, noise: torch.Tensor, tapes: Any, completion: torch.Tensor, draft_rows: int
+) -> Sample:
+    n, k = len(completion), world.k
     pick = torch.func.vmap(shipped_draw)
     states, tokens = [torch.zeros(n, dtype=torch.int64)], []
     going, length = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)

@@ -106,33 +106,37 @@ def reference(logits, params, prompt=(), generated=(), eos_ids=(), mask=None):
 
 # --- examples -----------------------------------------------------------------------------------------------------------------------------------
 
-LOGIT = st.one_of(st.sampled_from([-INF, -1.0, 0.0, 0.5, 1.0, 2.0]), st.integers(-3, 3).map(float), st.floats(-6, 6, width=32))
+LOGIT = st.one_of(st.sampled_from([-INF, -1.0, 0.5, 1.0, 2.0]), st.integers(-3, 3).map(float), st.floats(-6, 6, width=32))
 UNIT = st.one_of(st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 1.0]), st.floats(0.01, 1.0))
 
 
 @st.composite
 def cases(draw):
+    """A row and up to four controls away from their defaults: with all of them at once most laws have a single token left."""
     vocab = draw(st.integers(1, 7))
     ids = st.integers(0, vocab - 1)
-    padded = st.lists(st.integers(-1, vocab - 1), max_size=6)
-    sometimes = lambda strategy, usual: draw(st.one_of(st.just(usual), strategy))  # noqa: E731
-    params = SamplingParams(
-        temperature=sometimes(st.sampled_from([0.0, 0.5, 0.8, 2.0, 1e-3]), 1.0),
-        top_k=sometimes(st.integers(1, vocab + 1), 0),
-        top_p=sometimes(UNIT, 1.0),
-        min_p=sometimes(UNIT, 0.0),
-        typical_p=sometimes(UNIT, 1.0),
-        repetition_penalty=sometimes(st.sampled_from([0.5, 1.2, 2.0]), 1.0),
-        presence_penalty=sometimes(st.sampled_from([-0.5, 0.5]), 0.0),
-        frequency_penalty=sometimes(st.sampled_from([-0.25, 0.25]), 0.0),
-        logit_bias=sometimes(st.dictionaries(ids, st.sampled_from([-2.0, 1.0, -INF]), max_size=3), ()),
-        bad_words=sometimes(st.lists(st.one_of(ids, st.lists(ids, min_size=1, max_size=3)), max_size=3), ()),
-        allowed_ids=sometimes(st.lists(ids, min_size=1), None),
-        min_tokens=sometimes(st.integers(0, 4), 0),
-    )
+    histories = st.lists(st.integers(-1, vocab - 1), max_size=5)
+    flags = st.lists(st.sampled_from([True, True, True, False]), min_size=vocab, max_size=vocab)
+    controls = {
+        "temperature": st.sampled_from([0.0, 0.5, 0.8, 2.0, 1e-3]),
+        "top_k": st.integers(1, vocab + 1),
+        "top_p": UNIT,
+        "min_p": UNIT,
+        "typical_p": UNIT,
+        "repetition_penalty": st.sampled_from([0.5, 1.2, 2.0]),
+        "presence_penalty": st.sampled_from([-0.5, 0.5]),
+        "frequency_penalty": st.sampled_from([-0.25, 0.25]),
+        "logit_bias": st.dictionaries(ids, st.sampled_from([-2.0, 1.0, -INF]), max_size=3),
+        "bad_words": st.lists(st.one_of(ids, st.lists(ids, min_size=1, max_size=3)), max_size=3),
+        "allowed_ids": st.lists(ids, min_size=1),
+        "min_tokens": st.integers(1, 4),
+        "mask": flags,
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(controls)), unique=True, max_size=4))
+    values = {name: draw(controls[name]) for name in chosen}
+    mask = values.pop("mask", None)
     logits = draw(st.lists(LOGIT, min_size=vocab, max_size=vocab))
-    mask = sometimes(st.lists(st.booleans(), min_size=vocab, max_size=vocab), None)
-    return logits, params, draw(padded), draw(padded), draw(st.lists(st.integers(0, vocab), max_size=2)), mask
+    return logits, SamplingParams(**values), draw(histories), draw(histories), draw(st.lists(st.integers(0, vocab), max_size=2)), mask
 
 
 def run(logits, params, prompt=(), generated=(), eos_ids=(), mask=None, dtype=torch.float64):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -111,7 +111,6 @@ def test_a_control_text_in_a_message_stays_text(smollm):
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_harmless_messages_give_the_ids_of_transformers(name, data):
     """White space at the ends of messages, words across the seams, and what templates ask about the text come out the same."""
     ours, theirs = PAIRS[name]
@@ -124,7 +123,6 @@ def test_harmless_messages_give_the_ids_of_transformers(name, data):
 @pytest.mark.parametrize("name", PAIRS)
 @given(data=st.data())
 @example(data=None)
-@settings(deadline=None)
 def test_no_message_writes_a_control_token(name, data):
     """F8: as many control tokens as with empty messages, and no character lost or changed."""
     ours, theirs = PAIRS[name]
@@ -143,7 +141,6 @@ def test_no_message_writes_a_control_token(name, data):
 
 
 @given(messages=talks(hostile))
-@settings(deadline=None)
 def test_the_shield_changes_control_texts_only_and_can_be_taken_off(messages):
     safe, disguise = chat.shield(messages, TEXTS)
     for message, original in zip(safe, messages, strict=True):

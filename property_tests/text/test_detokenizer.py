@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
@@ -74,7 +74,6 @@ def test_spaces_stay_where_they_are(either, ids, text):
 
 
 @given(data=st.data())
-@settings(deadline=None)
 def test_an_invalid_byte_order_does_not_break_the_stream(either, data):
     """T3: bytes 99 82 first, then anything."""
     ids = [38887, *data.draw(st.lists(st.integers(0, SIZE - 1), min_size=50, max_size=50))]
@@ -92,7 +91,6 @@ def test_special_tokens_are_skipped_or_kept_in_any_chunking(either, size):
 
 @given(ids=ids_lists, sizes=chunk_sizes, skip_special=st.booleans())
 @example(ids=[BYTES_FROM + 130] * 60, sizes=[1], skip_special=True)
-@settings(deadline=None, max_examples=200)
 def test_any_ids_in_any_chunking_give_the_decoded_text(either, ids, sizes, skip_special):
     """T1, T3, T5."""
     out, end = stream(either, chunks(ids, sizes), skip_special=skip_special)
@@ -104,7 +102,6 @@ def test_any_ids_in_any_chunking_give_the_decoded_text(either, ids, sizes, skip_
 
 
 @given(text=st.text(WRITABLE, max_size=30), sizes=chunk_sizes)
-@settings(deadline=None)
 def test_no_mark_of_loss_ever_shows_for_whole_text(either, text, sizes):
     """T1."""
     ids = either.encode(text)
@@ -114,7 +111,6 @@ def test_no_mark_of_loss_ever_shows_for_whole_text(either, text, sizes):
 
 
 @given(ids=ids_lists, skip_special=st.booleans())
-@settings(deadline=None)
 def test_every_delta_is_out_as_soon_as_it_is_certain(smollm, ids, skip_special):
     """After each id the text out is all of the decoded text, less one U+FFFD exactly when a byte to come could still repair it."""
     state, so_far = detokenizer.init(smollm, skip_special=skip_special), ""
@@ -130,7 +126,6 @@ def test_every_delta_is_out_as_soon_as_it_is_certain(smollm, ids, skip_special):
 
 
 @given(prompt=ids_lists, ids=ids_lists, sizes=chunk_sizes)
-@settings(deadline=None)
 def test_a_stream_continues_its_prompt(smollm, prompt, ids, sizes):
     """What prompt and stream give together is the text of both; a character begun in the prompt is given whole by the stream."""
     held = detokenizer.finish(detokenizer.init(smollm, prompt))
@@ -148,7 +143,6 @@ def test_a_stream_continues_a_prompt_inside_a_character(either):
 
 
 @given(ids=ids_lists)
-@settings(deadline=None, max_examples=50)
 def test_what_is_kept_is_bounded_and_the_old_state_stays_good(either, ids):
     states = [detokenizer.init(either)]
     for i in ids + [BYTES_FROM + 130] * 40:
@@ -188,7 +182,6 @@ FIRST_MATTERS = {
 
 @pytest.mark.parametrize("name", FIRST_MATTERS)
 @given(ids=st.lists(st.integers(0, 7), max_size=30), sizes=chunk_sizes)
-@settings(deadline=None, max_examples=60)
 def test_decoders_that_treat_the_first_token_apart(name, ids, sizes):
     tokenizer = library(FIRST_MATTERS[name])
     assert whole(tokenizer, chunks(ids, sizes)) == tokenizer.decode(ids)
@@ -196,7 +189,6 @@ def test_decoders_that_treat_the_first_token_apart(name, ids, sizes):
 
 @pytest.mark.parametrize("name", FIRST_MATTERS)
 @given(prompt=st.lists(st.integers(2, 6), min_size=1, max_size=30), ids=st.lists(st.integers(0, 7), max_size=10))
-@settings(deadline=None, max_examples=60)
 def test_a_space_after_the_prompt_is_kept(name, prompt, ids):
     """T2."""
     tokenizer = library(FIRST_MATTERS[name])
@@ -210,7 +202,6 @@ LLAMA = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()
     text=st.text(st.one_of(st.sampled_from("s é"), st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd")), max_size=30),
     sizes=chunk_sizes,
 )
-@settings(deadline=None)
 def test_byte_fallback_of_the_library_streams_whole_text(text, sizes):
     """T1: runs of byte tokens are all U+FFFD in this decoder as long as the last character is incomplete; none of it may show."""
     tokenizer, number = library(LLAMA), {word: i for i, word in enumerate(WORDS)}

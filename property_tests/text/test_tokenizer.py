@@ -5,7 +5,7 @@ import json
 
 import pytest
 import regex
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
@@ -114,7 +114,6 @@ def ranks(metadata):
 
 @given(text=plain_text)
 @example("brutalist 12345  don't\n\n\n  '' ½٣ ")
-@settings(deadline=None)
 def test_merges_go_by_rank_in_words_of_the_right_cut(smollm, numbers, ranks, text):
     """F6, F7: against merging by hand, with the words that the independent expression cuts."""
     parts = [part for word in WORDS["smollm"](text) for part in merged(spelled(word), ranks)]
@@ -122,7 +121,6 @@ def test_merges_go_by_rank_in_words_of_the_right_cut(smollm, numbers, ranks, tex
 
 
 @given(ids=st.lists(st.integers(0, 49151), max_size=40), skip_special=st.booleans())
-@settings(deadline=None)
 def test_decoding_agrees_with_the_library(smollm, metadata, ids, skip_special):
     """T3, T5: also in what becomes U+FFFD."""
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -154,7 +152,6 @@ def test_every_known_split_is_tested():
 @pytest.mark.parametrize("pre", WORDS)
 @given(text=plain_text)
 @example("I'LL it's we'Ve 1234567 a1b22c333 foo.bar!!\n\n\n  x \r\n\t y   ")
-@settings(deadline=None)
 def test_words_agree_with_an_independent_expression(pre, text):
     """F7."""
     normalizer, pre_tokenizer = splits.build(splits.SPLITS[pre])
@@ -290,7 +287,6 @@ control_text = st.lists(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @given(text=control_text)
-@settings(deadline=None)
 def test_encoding_agrees_with_transformers(name, text):
     """T2, F8: with control texts, and with them as plain text behind the bos id."""
     ours, theirs = tokenizer.from_json(LIBRARIES[name].to_str()), PreTrainedTokenizerFast(tokenizer_object=LIBRARIES[name])
@@ -303,7 +299,6 @@ def test_encoding_agrees_with_transformers(name, text):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @given(text=control_text.filter(lambda text: "▁" not in text and "ĠÂ" not in text))
-@settings(deadline=None)
 def test_decoding_of_whole_text_agrees_with_the_library(name, text):
     ours, ids = tokenizer.from_json(LIBRARIES[name].to_str()), LIBRARIES[name].encode(text, add_special_tokens=False).ids
     for skip_special in (True, False):
@@ -312,7 +307,6 @@ def test_decoding_of_whole_text_agrees_with_the_library(name, text):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @given(data=st.data(), prompt=st.booleans())
-@settings(deadline=None)
 def test_any_ids_stream_as_they_decode(name, data, prompt):
     """T1, T2, T3: byte fallback and a stripped start included."""
     ours = tokenizer.from_json(LIBRARIES[name].to_str())

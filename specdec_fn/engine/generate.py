@@ -4,16 +4,17 @@ All three draw the token at position ``base`` with the same number, so under the
 loop with nothing drafted, emit the same tokens. Every argument is a value or a pure function; nothing here knows text, time or stop rules.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch.utils._pytree import tree_iter
 
 from specdec_fn import models
 from specdec_fn.engine.generation import Pass
 from specdec_fn.engine.law import Law
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
+from specdec_fn.models.model import Attend
 from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import draw
 from specdec_fn.speculate import Draft, Proposer, Verifier
@@ -23,7 +24,6 @@ from specdec_fn.typing import Float, Tensor
 
 __all__ = ["NoLawError", "cached", "naive", "prefill", "speculative"]
 
-Attend = Callable[..., Any]
 PREFILL_CHUNK = 256  # prompt rows a forward takes at once: bounds the memory of a long prompt
 
 
@@ -107,7 +107,7 @@ def speculative(
 @torch.inference_mode()
 def prefill(model: Model, prompt: Sequence[int], count: int, attend: Attend = dense.attend) -> dense.DenseCache:
     """A cache with room for the prompt and ``count`` tokens, filled with all of the prompt but its last token, in chunks."""
-    parameter = next((leaf for leaf in torch.utils._pytree.tree_leaves(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
+    parameter = _parameter(model)
     cache = dense.init(model.config, len(prompt) + count, dtype=parameter.dtype, device=parameter.device)
     for start in range(0, len(prompt) - 1, PREFILL_CHUNK):
         chunk = prompt[start : min(start + PREFILL_CHUNK, len(prompt) - 1)]
@@ -116,7 +116,7 @@ def prefill(model: Model, prompt: Sequence[int], count: int, attend: Attend = de
 
 
 def _fill(model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: int, attend: Attend) -> dense.DenseCache:
-    ids, positions = _rows(tokens, start, cache)
+    ids, positions = _rows(model, tokens, start)
     if model.prefill is None:
         return model.apply(model.params, ids, positions, cache, attend)[1]
     return model.prefill(model.params, ids, positions, cache, attend)
@@ -126,13 +126,18 @@ def _fill(model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: i
 def _forward(
     model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: int, attend: Attend = dense.attend
 ) -> tuple[Float[Tensor, "rows vocab"], dense.DenseCache]:
-    ids, positions = _rows(tokens, start, cache)
+    ids, positions = _rows(model, tokens, start)
     return model.apply(model.params, ids, positions, cache, attend)
 
 
-def _rows(tokens: Sequence[int], start: int, cache: dense.DenseCache) -> tuple[Tensor, Tensor]:
-    device = cache.keys.device
-    return torch.tensor(list(tokens), device=device), torch.arange(start, start + len(tokens), device=device)
+def _rows(model: Model, tokens: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+    device = _parameter(model).device
+    return torch.tensor(tokens, device=device), torch.arange(start, start + len(tokens), device=device)
+
+
+def _parameter(model: Model) -> Tensor:
+    """Any one parameter: its dtype and device are the model's."""
+    return next((leaf for leaf in tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
 
 
 def _useful(draft: Draft, ends: frozenset[int], vocab_size: int) -> int:

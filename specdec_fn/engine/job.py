@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specdec_fn import models
 from specdec_fn.engine import ending
 from specdec_fn.engine.law import Law, law
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
+from specdec_fn.models.model import Attend
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Proposer, Verifier, proposers, verifiers
@@ -35,7 +37,7 @@ class Job(NamedTuple):
     """
 
     model: Model
-    attend: Callable[..., Any]
+    attend: Attend
     key: Key
     law: Law
     prompt: list[int]
@@ -85,10 +87,8 @@ def settle(
     if chosen.name == "greedy" and not sampling.greedy:
         raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
     drafting = _proposer(proposer, draft_fn, k, vocab)
-    if invariant and model.invariant is None:
-        raise ValueError("invariant is True for a model without an invariant form; expected a model made by load or specdec_fn.models")
     return Job(
-        model=model.invariant(model) if invariant and model.invariant is not None else model,
+        model=models.invariant(model) if invariant else model,
         attend=dense.attend_invariant if invariant else dense.attend,
         key=key(seed),
         law=law(sampling, ids, ends=tuple(end for end in ends if end < vocab), mask=_spelled(tokenizer, vocab)),
