@@ -19,10 +19,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -627,11 +627,11 @@ def engine_rooms() -> Iterator[Sample]:
     for settings in (FIXED, SamplingParams()):
         yield Sample(law.law(settings, prompt, ends=[3]), lambda: call(table(3, 4), [1, 2], [0, 1]))
     rule = law.law(SamplingParams(), prompt)
+    guess = proposers.scripted.proposer(lambda context: [context[-1]] * 9)
     for made in (bigram(), tiny("llama")):
         for loop in (generate.naive, generate.cached):
             yield Sample(loop, lambda made=made: call(made, random.key(1), rule, list(prompt), 3))
         yield Sample(generate.prefill, lambda made=made: call(made, list(prompt), 3))
-        guess = proposers.scripted.proposer(lambda context: [context[-1]] * 9)
         for attend in (dense.attend, dense.attend_invariant):
             yield Sample(
                 generate.speculative,
@@ -780,7 +780,7 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES, st.lists(st.floats(width=32), min_size=1), st.integers(0))
+@hypothesis.given(VALUES, st.lists(st.floats(width=32), min_size=1), st.integers(0))
 def test_a_picture_is_of_every_bit(value: Any, numbers: list[float], place: int) -> None:
     """A copy has the same picture; one bit flipped, however deep, gives another."""
     whole = {"a": [value, (torch.tensor(numbers), value)]}

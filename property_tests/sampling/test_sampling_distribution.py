@@ -82,6 +82,8 @@ def reference(logits, params, prompt=(), generated=(), eos_ids=(), mask=None):
             clear(x[token] - least)
         tokens = [token for token in tokens if x[token] >= least]
     weights = {token: Fraction(math.exp((x[token] - best) / params.temperature)) for token in tokens}
+    for weight in weights.values():
+        settled(weight == 0 or weight > 1e-290)  # nearer to 0 some exponentials are flushed
     law = normalised({token: weight for token, weight in weights.items() if weight > 0})
     if params.top_p < 1:
         for one in law.values():

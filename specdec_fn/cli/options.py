@@ -1,10 +1,11 @@
 """The options that commands share, and the values made from them."""
 
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+
+from specdec_fn.cli.status import Status
 
 __all__ = [
     "AllowedIds",
@@ -90,20 +91,10 @@ def sampling_of(
 
 def load_model(name: str) -> tuple[Any, Any]:
     """Loads a model, with a line of progress on a terminal."""
-    from rich.console import Console
-
     from specdec_fn.load import load
 
-    with Console(stderr=True).status(f"loading {name}") if sys.stderr.isatty() else _Quiet():
+    with Status(f"loading {name}"):
         return load(name)
-
-
-class _Quiet:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _parse(option: str, text: str, expected: str, parse: Callable[[str], Any]) -> Any:

@@ -1,12 +1,12 @@
 """``specdec prove``: the claims of exactness, each with its figure and its gate."""
 
 import json
-import sys
 from typing import Annotated
 
 import typer
 
 from specdec_fn.cli import options as o
+from specdec_fn.cli.status import Status
 
 __all__ = ["prove"]
 
@@ -24,17 +24,13 @@ def prove(
     if quick and deep:
         raise ValueError("--quick together with --deep; expected one of the two")
     found = []
-    progress = Console(stderr=True)
-    try:
-        with progress.status("proving") if sys.stderr.isatty() else _Quiet() as status:
-            for claim in claims.run(deep=deep):
+    interrupted = False
+    with Status("proving") as status:
+        try:
+            for claim in claims.run(deep=deep, progress=lambda name: status.say(f"{len(found)} claims checked; {name}")):
                 found.append(claim)
-                if status is not None:
-                    status.update(f"proved {len(found)}: {claim.name}")
-    except KeyboardInterrupt:
-        interrupted = True
-    else:
-        interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
     if json_:
         print(json.dumps(report.as_json(found)))
     else:
@@ -42,11 +38,3 @@ def prove(
     if interrupted:
         return 130
     return 0 if all(claim.passed for claim in found) else 1
-
-
-class _Quiet:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None

@@ -1,0 +1,48 @@
+"""The examples run, and the code in the README does what it says."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_and_are_short(path, capsys):
+    assert len(path.read_text().splitlines()) <= 60
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_example_of_validation_tells_right_from_wrong(capsys):
+    runpy.run_path(str(ROOT / "examples" / "validate.py"), run_name="__main__")
+    shipped, wrong = capsys.readouterr().out.splitlines()
+    assert shipped.endswith("  lossless")
+    assert wrong.endswith("NOT lossless")
+
+
+def test_the_loop_in_the_readme_speculates():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    loop = next(block for block in blocks if "def speculate" in block)
+    body = loop[loop.index("def speculate") :].strip().splitlines()
+    assert len(body) <= 14
+    names: dict = {}
+    exec(loop, names)
+    import torch
+
+    from specdec_fn.models import toy
+
+    circle = toy.bigram(torch.eye(4, dtype=torch.float64).roll(1, dims=1))
+    tokens = names["speculate"](circle, [0, 1, 2, 3, 0, 1], passes=2)
+    assert tokens[:12] == [i % 4 for i in range(12)]
+    assert len(tokens) == 6 + 2 * 5 - 1  # the first draft ends where the text did: three tokens and a bonus; then a whole one
+
+
+def test_the_readme_is_one_page_and_names_real_files():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    for path in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / path).exists(), path

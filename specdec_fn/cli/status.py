@@ -1,0 +1,32 @@
+"""One line of progress on a terminal's stderr, and nothing elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Status"]
+
+
+class Status:
+    """A spinner with a line that changes; silent where stderr is no terminal."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._spinner: Any = None
+
+    def __enter__(self) -> "Status":
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._spinner = Console(stderr=True).status(self._line)
+            self._spinner.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def say(self, line: str) -> None:
+        """Shows another line."""
+        if self._spinner is not None:
+            self._spinner.update(line)
