@@ -112,6 +112,12 @@ def test_a_saved_model_gives_transformers_logits(case: str, shard: str, tmp_path
     torch.testing.assert_close(logits(ours, ids()), wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_a_tied_model_may_store_its_head_as_well(tmp_path: Path, tokenizer_folder: Path) -> None:
+    folder, theirs = saved("llama-tied", tmp_path, tokenizer_folder)
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    torch.testing.assert_close(logits(load(folder)[0], ids()), their_logits(theirs, ids()), atol=1e-5, rtol=1e-5)
+
+
 def test_the_tokenizer_of_a_folder_is_the_folders(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
     _, words = load(str(llama[0]))
     theirs = transformers.AutoTokenizer.from_pretrained(llama[0])
@@ -125,9 +131,9 @@ def test_the_tokenizer_of_a_folder_is_the_folders(llama: tuple[Path, transformer
 def test_dtypes(dtype: str | torch.dtype, llama: tuple[Path, transformers.PreTrainedModel]) -> None:
     model, _ = load(llama[0], dtype=dtype)
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(model.params) if isinstance(leaf, torch.Tensor)]
-    assert leaves
-    assert {leaf.dtype for leaf in leaves} == {wanted}
+    matrices = [leaf for leaf in torch.utils._pytree.tree_leaves(model.params) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1]
+    assert len(matrices) == 2 + 4 * SMALL["num_hidden_layers"]
+    assert {matrix.dtype for matrix in matrices} == {wanted}
     tolerance = 1e-5 if wanted == torch.float64 else 0.5
     torch.testing.assert_close(logits(model, ids()).float(), their_logits(llama[1], ids()), atol=tolerance, rtol=0)
 
@@ -281,6 +287,14 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is not UTF-8 text"),
     "unknown architecture": (lambda f: edit(f / "config.json", model_type="mamba", architectures=["MambaForCausalLM"]), "mamba"),
     "a size that is a list": (lambda f: edit(f / "config.json", hidden_size=[48]), "describes its model or tokenizer by a value of the wrong type"),
+    "a record that is a text": (
+        lambda f: edit(f / "config.json", rope_parameters="yarn"),
+        "describes its model or tokenizer by a value of the wrong type",
+    ),
+    "templates without names": (
+        lambda f: (f / "chat_template.jinja").unlink() or edit(f / "tokenizer_config.json", chat_template=[{}]),
+        "wrong type: 'name'",
+    ),
     "JSON without end": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no weights; expected model.safetensors or model.safetensors.index.json"),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specdec_kernels.threefry import threefry2x32, threefry2x32_words
 
 from specdec_fn import random
 from specdec_fn.random import bits, fold_in, key, key_data, split, uniform
+from specdec_kernels.threefry import threefry2x32, threefry2x32_words
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 KNOWN_ANSWERS = [  # Random123, tests/kat_vectors: counter, key, output

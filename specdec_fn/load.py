@@ -111,7 +111,7 @@ def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
 
     def read(ours: str) -> Tensor:
         weight = gguf.tensor(data, head.entries[foreign[ours]], dtype)
-        part = ours.removesuffix(".bias").rpartition(".")[2]
+        part = ours.rpartition(".")[2]
         return gguf.unpermute(weight, heads[part]) if part in heads else weight
 
     source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read)

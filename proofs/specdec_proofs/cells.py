@@ -24,7 +24,8 @@ __all__ = ["Boxes", "find", "masses"]
 
 Integers = NDArray[np.int64]
 Outcome = Callable[[Integers, Integers], Integers]
-MAX_BOXES = 100_000  # of one job; beyond it the boundaries cannot be parallel to the axes
+MAX_BOXES = 50_000  # of one job; beyond it the boundaries cannot be parallel to the axes
+SWEEPS = 6  # beyond one for each axis: cuts of one axis come to light behind those of another, and then there are no more
 
 
 class Boxes(NamedTuple):
@@ -68,25 +69,24 @@ def find(outcome: Outcome, jobs: int, axes: int, size: int, *, probes: int = 32,
         return outcome(job, points)
 
     cuts = [[np.zeros(1, np.int64) for _ in range(axes)] for _ in range(jobs)]
-    values: list[Integers | None] = [None] * jobs
+    values = [np.zeros((2,) * axes, np.int64) for _ in range(jobs)]
     pending, violations = list(range(jobs)), []
-    while pending:
+    for sweep in range(axes + SWEEPS):
         corners = {job: [_ends(axis, size) for axis in cuts[job]] for job in pending}
-        for job in [job for job in pending if np.prod([len(ends) for ends in corners[job]]) > MAX_BOXES << axes]:
-            violations.append(f"job {job}: more than {MAX_BOXES} boxes; the outcome does not split along the axes")
-            values[job] = np.zeros([2 * len(axis) for axis in cuts[job]], np.int64)
-            del corners[job]
-        shapes = {job: tuple(len(ends) for ends in corners[job]) for job in corners}
-        points = [np.stack(np.meshgrid(*corners[job], indexing="ij"), -1).reshape(-1, axes) for job in corners]
-        if not points:
+        most = max((int(np.prod([len(axis) for axis in cuts[job]])) for job in pending), default=0)
+        if most > MAX_BOXES or (pending and sweep == axes + SWEEPS - 1):
+            violations.append(f"{most} boxes after {sweep} sweeps, and no end: the outcome does not split along the axes")
+            values = [np.zeros([2 * len(axis) for axis in own], np.int64) for own in cuts]
             break
-        owner = np.repeat(list(corners), [len(block) for block in points])
-        flat = np.split(evaluate(owner, np.concatenate(points)), np.cumsum([len(block) for block in points])[:-1])
+        if not pending:
+            break
         edges: list[tuple[Any, ...]] = []
-        for job, block in zip(corners, flat, strict=True):
-            cube = block.reshape(shapes[job])
-            values[job] = cube
-            edges += [(job, *edge) for edge in _split_edges(cube, corners[job])]
+        for group in _groups({job: int(np.prod([len(ends) for ends in corners[job]])) for job in pending}):
+            points = [np.stack(np.meshgrid(*corners[job], indexing="ij"), -1).reshape(-1, axes) for job in group]
+            flat = evaluate(np.repeat(group, [len(block) for block in points]), np.concatenate(points))
+            for job, block in zip(group, np.split(flat, np.cumsum([len(block) for block in points])[:-1]), strict=True):
+                values[job] = block.reshape([len(ends) for ends in corners[job]])
+                edges += [(job, *edge) for edge in _split_edges(values[job], corners[job])]
         new = _bisect(evaluate, edges)
         for (job, axis), where in new.items():
             cuts[job][axis] = np.union1d(cuts[job][axis], np.array(sorted(where), np.int64))
@@ -113,13 +113,25 @@ def masses(boxes: Boxes, size: int) -> dict[int, int]:
     return dict(total)
 
 
+def _groups(points: dict[int, int], most: int = 1 << 20) -> list[list[int]]:
+    """Jobs in order, in groups of at most ``most`` points (or one job), which bounds the memory of a sweep."""
+    groups: list[list[int]] = []
+    held = most
+    for job, count in points.items():
+        if held + count > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(job)
+        held += count
+    return groups
+
+
 def _ends(cuts: Integers, size: int) -> Integers:
     """First and last integer of every interval, in order."""
     return np.stack([cuts, np.append(cuts[1:], size) - 1], -1).reshape(-1)
 
 
-def _inner(corner_values: Integers | None) -> Integers:
-    assert corner_values is not None
+def _inner(corner_values: Integers) -> Integers:
     return corner_values[tuple(slice(None, None, 2) for _ in corner_values.shape)]
 
 

@@ -45,6 +45,16 @@ def letters(*words: str) -> Tokenizer:
     )
 
 
+def watching(model: Model, look) -> Model:
+    """The same model, whose passes show their tokens and positions to ``look``."""
+
+    def apply(params, tokens, positions, kv, attend):
+        look(tokens, positions)
+        return model.apply(params, tokens, positions, kv, attend)
+
+    return model._replace(apply=apply)
+
+
 # Endings
 
 
@@ -79,7 +89,7 @@ def test_a_stop_as_the_last_allowed_token_is_a_stop():
 def test_a_stop_string_inside_an_accepted_run_cuts_ids_logprobs_and_text():
     """L6: the string completes at token 3 of an accepted run."""
     spelled = letters("x", "a", "b<e", "nd>c", "d", "e", "f")
-    done = generate(circle(7), [0], draft_fn=lambda c: right(7)(c) + [(c[-1] + 5) % 7], k=5, stop="<end>", tokenizer=spelled)
+    done = generate(circle(7), [0], draft_fn=lambda c: [*right(7)(c), (c[-1] + 5) % 7], k=5, stop="<end>", tokenizer=spelled)
     assert (done.tokens, done.text, done.finish_reason) == ([1, 2, 3], "ab", "stop")
     assert len(done.logprobs) == 3
 
@@ -106,7 +116,9 @@ def test_the_context_is_a_limit():
     """L10: no position at or past the context; 12 + 4 = 16."""
     seen = []
     model = circle(7, context=16)
-    watched = model._replace(apply=lambda params, tokens, positions, *rest: seen.append(int(positions.max())) or model.apply(params, tokens, positions, *rest))
+    watched = model._replace(
+        apply=lambda params, tokens, positions, *rest: seen.append(int(positions.max())) or model.apply(params, tokens, positions, *rest)
+    )
     done = generate(watched, list(range(7)) + list(range(5)), draft_fn=right(7), k=4, max_tokens=100)
     assert (len(done.tokens), done.finish_reason) == (4, "length")
     assert max(seen) < 16
@@ -122,7 +134,8 @@ def test_min_tokens_holds_at_verified_positions(k):
     """L7: the end is favoured and drafted everywhere, and comes only after three tokens."""
     table = torch.full((4, 4), 0.1, dtype=torch.float64)
     table[:, 3], table[:, 0] = 0.5, 0.3
-    done = generate(toy.bigram(table), [0], sampling=SamplingParams(temperature=0, min_tokens=3), stop_ids=[3], draft_fn=lambda context: [3] * k, k=k)
+    patient = SamplingParams(temperature=0, min_tokens=3)
+    done = generate(toy.bigram(table), [0], sampling=patient, stop_ids=[3], draft_fn=lambda context: [3] * k, k=k)
     assert done.tokens == [0, 0, 0, 3]
 
 
@@ -130,7 +143,9 @@ def test_min_tokens_holds_at_verified_positions(k):
 def test_presence_penalty_sees_the_drafted_prefix(k):
     """L8, D18."""
     logits = torch.tensor([2, 1.9, 0, -1], dtype=torch.float64).softmax(0).expand(4, 4)
-    done = generate(toy.bigram(logits), [3], sampling=SamplingParams(temperature=0, presence_penalty=0.5), draft_fn=lambda c: [0] * k, k=k, max_tokens=6)
+    done = generate(
+        toy.bigram(logits), [3], sampling=SamplingParams(temperature=0, presence_penalty=0.5), draft_fn=lambda c: [0] * k, k=k, max_tokens=6
+    )
     assert done.tokens == [0, 1, 0, 0, 0, 0]
 
 
@@ -239,7 +254,11 @@ def test_the_next_input_stands_at_the_last_committed_position(kept):
     """G1, K1: the cache covers all but the last emitted token, for none, some and all drafts accepted."""
     starts = []
     model = circle(7)
-    watched = model._replace(apply=lambda params, tokens, positions, *rest: starts.append((int(positions[0]), int(tokens[0]))) or model.apply(params, tokens, positions, *rest))
+    watched = model._replace(
+        apply=lambda params, tokens, positions, *rest: (
+            starts.append((int(positions[0]), int(tokens[0]))) or model.apply(params, tokens, positions, *rest)
+        )
+    )
     drafts = lambda c: (right(7)(c)[:kept] + [c[-1]] * 4)[:4]  # noqa: E731
     committed = [0]
     for one in speculative(watched, key(0), law(GREEDY), [0], 20, proposers.scripted.proposer(drafts), verifiers["token"], 4):

@@ -145,3 +145,10 @@ def test_a_bad_sequence_forbids_its_last_id_after_its_beginning_only():
     assert law([0.0] * 4, prompt=[1, -1], generated=[-1, 2, -1], **controls)[3] == 0
     assert law([0.0] * 4, generated=[1, 2, 0], **controls)[3] == 0.25
     assert law([0.0] * 4, generated=[2], **controls)[3] == 0.25
+
+
+def test_bad_sequences_of_different_lengths_are_told_apart():
+    controls = {"bad_words": [(1, 2, 3), (2, 0), (4, 4, 4, 4), 5]}
+    for text, forbidden in (([1, 2], {0, 3, 5}), ([4, 2], {0, 5}), ([2], {0, 5}), ([4, 4], {5}), ([4, 4, 4], {4, 5}), ([], {5})):
+        found = law([0.0] * 6, prompt=text[:1], generated=text[1:], **controls)
+        assert {token for token in range(6) if found[token] == 0} == forbidden

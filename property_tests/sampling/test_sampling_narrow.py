@@ -100,3 +100,10 @@ def test_narrowing_changes_no_kept_token_at_the_size_of_a_vocabulary(vocab, cont
     whole, narrowed = truncated(logits, params, wide=10**9), truncated(logits, params)
     assert torch.equal(whole > 0, narrowed > 0)
     torch.testing.assert_close(narrowed, whole, rtol=1e-12, atol=0)
+
+
+def test_a_compiled_graph_gives_the_same_law():
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, typical_p=0.9)
+    rows = 3 * torch.randn(4, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    law = torch.func.vmap(lambda row: truncated(row, params))
+    assert torch.equal(torch.compile(law, backend="eager", fullgraph=True)(rows), law(rows))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from specdec_proofs.claim import one_thread
 
 

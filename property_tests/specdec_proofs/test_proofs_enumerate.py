@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
+
 from specdec_proofs import strategies
 from specdec_proofs.enumerate import (
     completed,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+
 from specdec_fn.sampling import draw
 from specdec_fn.speculate import Draft, Tape, Verdict, batched, verifiers
 from specdec_proofs import strategies
@@ -77,7 +78,9 @@ def test_padding_is_hostile_and_not_read() -> None:
         assert tables.draft.tokens[j, -1] == -1
         assert torch.isnan(tables.draft.probs[j, -1]).all()
         assert torch.isnan(tables.target[j, -1]).all()
-    verdict = batched(shipped)(Tape(torch.zeros(len(made), 3, dtype=torch.float64), torch.zeros(len(made), dtype=torch.float64)), tables.target, tables.draft)
+    verdict = batched(shipped)(
+        Tape(torch.zeros(len(made), 3, dtype=torch.float64), torch.zeros(len(made), dtype=torch.float64)), tables.target, tables.draft
+    )
     assert (verdict.emitted <= tables.draft.length + 1).all()
     assert ((verdict.tokens >= 0) == (torch.arange(4) < verdict.emitted[:, None])).all()
     assert measure(shipped, world).violations == ()

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
+
 from specdec_proofs import strategies
 from specdec_proofs.worlds import (
     World,
@@ -39,7 +40,15 @@ def test_drafts_are_a_law_over_prefix_free_sequences(world: World) -> None:
 
 
 def test_every_row_is_a_law() -> None:
-    for world in (toy(), chain_reference(), softmax(0, 4, 2), mixed_tables(1), cold(softmax(1, 4, 2)), greedy_draft(mixed_tables(2)), stopping(mixed_tables(3))):
+    for world in (
+        toy(),
+        chain_reference(),
+        softmax(0, 4, 2),
+        mixed_tables(1),
+        cold(softmax(1, 4, 2)),
+        greedy_draft(mixed_tables(2)),
+        stopping(mixed_tables(3)),
+    ):
         for length in range(world.k + 1):
             for prefix in prefixes(world, length):
                 for law in (world.target(prefix), world.draft(prefix)):

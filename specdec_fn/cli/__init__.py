@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a claim failed, 2 bad usage or input (one line on stderr),
 
 import os
 import sys
+from typing import Any
 
 __all__ = ["main"]
 
@@ -17,16 +18,39 @@ def main() -> None:
 
     try:
         code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
     except typer.TyperException as error:
-        code = _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
-    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        code = _refuse(_usage(error))
+    except BrokenPipeError:
+        code = _unheard()
+    except SystemExit as end:  # what typer and rich make of a broken pipe
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = _unheard()
+    except OSError as error:
+        code = _refuse(f"{error.filename!r}: {error.strerror}" if error.filename is not None else str(error))
+    except ValueError as error:
         code = _refuse(str(error))
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the arguments, with what typer leaves out: the value that does not parse, and the names of the commands."""
+    message = str(error.format_message()).rstrip(".")
+    failed: list[Any] = getattr(error.__cause__, "errors", list)()
+    if failed and "input" in failed[0]:
+        message += f"; received {failed[0]['input']!r}"
+    if message.startswith("No such command"):
+        message += f"; expected one of {', '.join(error.ctx.command.list_commands(error.ctx))}"
+    return message
+
+
+def _unheard() -> int:
+    """The reader of our output has gone, as with ``| head``: that is no fault, and nobody is left to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _refuse(message: str) -> int:

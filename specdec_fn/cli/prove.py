@@ -23,7 +23,7 @@ def prove(
 
     if quick and deep:
         raise ValueError("--quick together with --deep; expected one of the two")
-    found = []
+    found: list[claims.Claim] = []
     interrupted = False
     with Status("proving") as status:
         try:

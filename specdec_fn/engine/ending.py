@@ -34,12 +34,12 @@ class Kept(NamedTuple):
     """What is kept of a pass.
 
     Attributes:
-        count: its first tokens that stay.
+        size: how many of its tokens stay, the first ones.
         text: text that is final now.
         finish_reason: "stop", "length", or None while the generation goes on.
     """
 
-    count: int
+    size: int
     text: str
     finish_reason: str | None
 
@@ -63,7 +63,7 @@ def init(
         stop_ids, stop_strings: what ends the generation.
 
     >>> feed(init(None, [], count=3, stop_ids=[9]), [4, 9, 5])[1]
-    Kept(count=2, text='', finish_reason='stop')
+    Kept(size=2, text='', finish_reason='stop')
     """
     spelling = None if tokenizer is None else detokenizer.init(tokenizer, prompt)
     matching = None if tokenizer is None else stop.init(stop_strings)
@@ -77,19 +77,19 @@ def feed(ending: Ending, tokens: Sequence[int]) -> tuple[Ending, Kept]:
     when the generation ends otherwise.
 
     >>> feed(init(None, [], count=2), [4, 5, 6])[1]
-    Kept(count=2, text='', finish_reason='length')
+    Kept(size=2, text='', finish_reason='length')
     """
-    parts = []
-    for count, token in enumerate(tokens, start=1):
+    parts: list[str] = []
+    for size, token in enumerate(tokens, start=1):
         ending = ending._replace(left=ending.left - 1, minimum=max(ending.minimum - 1, 0))
         if token in ending.stop_ids:
-            return ending, Kept(count, "".join([*parts, _rest(ending)]), "stop")
+            return ending, Kept(size, "".join([*parts, _rest(ending)]), "stop")
         ending, text, hit = _spell(ending, token)
         parts.append(text)
         if hit:
-            return ending, Kept(count, "".join(parts), "stop")
+            return ending, Kept(size, "".join(parts), "stop")
         if ending.left == 0:
-            return ending, Kept(count, "".join([*parts, _rest(ending)]), "length")
+            return ending, Kept(size, "".join([*parts, _rest(ending)]), "length")
     return ending, Kept(len(tokens), "".join(parts), None)
 
 

@@ -31,7 +31,7 @@ class Job(NamedTuple):
         key: the request's key.
         law: from logits to target laws.
         prompt: its ids.
-        count: most tokens to emit, by ``max_tokens`` and by the context.
+        limit: most tokens to emit, by ``max_tokens`` and by the context.
         proposer, verifier, k: how it speculates; k is 0 for plain decoding.
         ending: what ends it.
     """
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     key: Key
     law: Law
     prompt: list[int]
-    count: int
+    limit: int
     proposer: Proposer
     verifier: Verifier
     k: int
@@ -87,19 +87,18 @@ def settle(
     if chosen.name == "greedy" and not sampling.greedy:
         raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
     drafting = _proposer(proposer, draft_fn, k, vocab)
+    limit = min(max_tokens, context - len(ids))
     return Job(
         model=models.invariant(model) if invariant else model,
         attend=dense.attend_invariant if invariant else dense.attend,
         key=key(seed),
         law=law(sampling, ids, ends=tuple(end for end in ends if end < vocab), mask=_spelled(tokenizer, vocab)),
         prompt=ids,
-        count=min(max_tokens, context - len(ids)),
+        limit=limit,
         proposer=_SILENT if drafting is None else drafting,
         verifier=chosen,
         k=0 if drafting is None else k,
-        ending=ending.init(
-            tokenizer, ids, count=min(max_tokens, context - len(ids)), min_tokens=sampling.min_tokens, stop_ids=ends, stop_strings=strings
-        ),
+        ending=ending.init(tokenizer, ids, count=limit, min_tokens=sampling.min_tokens, stop_ids=ends, stop_strings=strings),
     )
 
 

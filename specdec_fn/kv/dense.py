@@ -136,7 +136,7 @@ def attend(
             [2., 4.]]), 2)
     """
     rows, end = key.shape[0], _write(kv, layer, key, value)
-    keys, values = (x[layer][:end].transpose(0, 1).unsqueeze(0) for x in (kv.keys, kv.values))
+    keys, values = _seen(kv.keys[layer], end), _seen(kv.values[layer], end)
     if rows == 1:
         # The query heads that share a key head are its rows: no key is read twice.
         folded = query.reshape(1, key.shape[1], -1, query.shape[2])
@@ -175,8 +175,7 @@ def attend_invariant(
     out = []
     for t, row in enumerate(query.split(1), start + 1):
         folded = row.clone(memory_format=torch.contiguous_format).view(1, key.shape[1], -1, query.shape[2])
-        seen_keys, seen_values = (x[:t].transpose(0, 1).unsqueeze(0) for x in (keys, values))
-        out.append(F.scaled_dot_product_attention(folded, seen_keys, seen_values).reshape(row.shape))
+        out.append(F.scaled_dot_product_attention(folded, _seen(keys, t), _seen(values, t)).reshape(row.shape))
     return torch.cat(out), kv
 
 
@@ -215,6 +214,12 @@ def _write(kv: DenseCache, layer: int, key: Tensor, value: Tensor) -> int:
     kv.keys[layer][kv.length : end] = key
     kv.values[layer][kv.length : end] = value
     return end
+
+
+def _seen(cached: Tensor, end: int) -> Tensor:
+    """The first slots as [1, kv_heads, slots, head_dim], in one operator: a pass calls this twice a layer, and there the call is the cost."""
+    _, kv_heads, head_dim = cached.shape
+    return cached.as_strided((1, kv_heads, end, head_dim), (0, head_dim, kv_heads * head_dim, 1))
 
 
 def _mask(rows: int, end: int, like: Tensor) -> Tensor:

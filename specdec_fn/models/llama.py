@@ -6,11 +6,13 @@ the number of rows is the same pass with its row-wise steps run a row, or a tile
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.linalg import vector_norm
+from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.models.config import LLAMA_FAMILY, Config
 from specdec_fn.models.model import Attend, Forward, Model
@@ -23,6 +25,8 @@ __all__ = ["Layer", "Params", "assemble", "model", "shapes"]
 
 class Layer(NamedTuple):
     """The parameters of one block; matrices are stored [outputs, inputs].
+
+    Norm weights are kept in float32 at least, times the square root of their length, so that a norm divides by a length and not by a mean.
 
     Attributes:
         attention_norm: [width].
@@ -63,11 +67,29 @@ class Params(NamedTuple):
     head: Tensor | None
 
 
+def _without_absent(cls: type[Any]) -> None:
+    """Keeps fields that are None out of the leaves: ``grad`` and ``vmap`` take tensors only."""
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+        present = tuple(name for name in cls._fields if getattr(value, name) is not None)
+        return [getattr(value, name) for name in present], present
+
+    def unflatten(children: Iterable[Any], present: tuple[str, ...]) -> Any:
+        return cls(**{**dict.fromkeys(cls._fields), **dict(zip(present, children, strict=True))})
+
+    torch_pytree.register_pytree_node(cls, flatten, unflatten)
+
+
+_without_absent(Layer)
+_without_absent(Params)
+
+
 class Rowwise(NamedTuple):
     """The steps of a pass that treat rows apart."""
 
     product: Callable[[Tensor, Tensor], Tensor]
-    norm: Callable[[Tensor, Tensor, float], Tensor]
+    norm: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     gate: Callable[[Tensor], Tensor]
     rotation: Callable[..., tuple[Tensor, Tensor]]
 
@@ -78,6 +100,8 @@ class _Static(NamedTuple):
     config: Config
     frequencies: Tensor
     factor: float
+    floor: Tensor
+    head_floor: Tensor
     rowwise: Rowwise
 
 
@@ -102,9 +126,11 @@ def model(config: Config, params: Params) -> Model:
     if len(params.layers) != config.layers:
         raise ValueError(f"the parameters have {len(params.layers)} blocks; the configuration expects {config.layers}")
     angles = frequencies(config.rope, config.head_dim).to(params.embedding.device)
-    together = _Static(config, angles, attention_factor(config.rope), Rowwise(product, norm, gate, rotation))
-    apart = together._replace(rowwise=Rowwise(tiled, _each(norm), _each(gate), _each_pair(rotation)))
-    return Model(config, params, *_forward(together), _forward(apart))
+    floor, head_floor = (params.norm.new_tensor((size * config.norm_eps) ** 0.5) for size in (config.width, config.head_dim))
+    together = Rowwise(product, norm, rotate, gate, rotation)
+    apart = Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation))
+    forwards = (_forward(_Static(config, angles, attention_factor(config.rope), floor, head_floor, rowwise)) for rowwise in (together, apart))
+    return Model(config, params, *next(forwards), next(forwards))
 
 
 def _forward(static: _Static) -> Forward:
@@ -116,7 +142,7 @@ def _apply(
 ) -> tuple[Float[Tensor, "tokens vocab"], Any]:
     x = F.embedding(tokens, params.embedding)
     x, kv = _blocks(static, params.layers, x, positions, kv, attend)
-    x = static.rowwise.norm(x, params.norm, static.config.norm_eps)
+    x = static.rowwise.norm(x, params.norm, static.floor)
     return static.rowwise.product(x, params.embedding if params.head is None else params.head), kv
 
 
@@ -135,54 +161,51 @@ def _blocks(
     keys_only: bool = False,
 ) -> tuple[Float[Tensor, "tokens width"], Any]:
     """All blocks; ``keys_only`` stops once the last one has handed its keys over."""
-    config, eps, do = static.config, static.config.norm_eps, static.rowwise
-    cos, sin = do.rotation(positions, static.frequencies, static.factor, x.dtype)
-    turned = (config.heads, config.kv_heads)
-    parts = (sum(turned), config.kv_heads)
+    config, do, floor = static.config, static.rowwise, static.floor
+    parts = (config.heads, config.kv_heads, config.kv_heads)
+    cos, sin = do.rotation(positions, static.frequencies, static.factor, x.dtype, parts)
     for index, layer in enumerate(layers):
-        rows = do.product(do.norm(x, layer.attention_norm, eps), layer.qkv)
+        rows = do.product(do.norm(x, layer.attention_norm, floor), layer.qkv)
         if layer.qkv_bias is not None:
             rows = rows + layer.qkv_bias
-        both, value = rows.view(-1, sum(parts), config.head_dim).split_with_sizes(parts, 1)
+        heads = rows.view(-1, sum(parts), config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = both.split_with_sizes(turned, 1)
-            both = torch.cat((do.norm(query, layer.q_norm, eps), do.norm(key, layer.k_norm, eps)), 1)
-        query, key = rotate(both, cos, sin).split_with_sizes(turned, 1)
+            query, key, value = heads.split_with_sizes(parts, 1)
+            heads = torch.cat((do.norm(query, layer.q_norm, static.head_floor), do.norm(key, layer.k_norm, static.head_floor), value), 1)
+        query, key, value = do.rotate(heads, cos, sin).split_with_sizes(parts, 1)
         out, kv = attend(kv, index, query, key, value)
         if keys_only and index == len(layers) - 1:
             break
-        x = x + do.product(out.flatten(1), layer.output)
-        x = x + do.product(do.gate(do.product(do.norm(x, layer.ffn_norm, eps), layer.gate_up)), layer.down)
+        x = do.product(out.flatten(1), layer.output).add_(x)
+        x = do.product(do.gate(do.product(do.norm(x, layer.ffn_norm, floor), layer.gate_up)), layer.down).add_(x)
     return x, kv
 
 
-def norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "width"], eps: float) -> Float[Tensor, "*rows width"]:
-    """Divides rows by their root mean square, in float32 at least: x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467)."""
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
-    # Half the operators of torch's rms_norm on a CPU, which costs more than it computes on a few rows.
-    scale = torch.linalg.vecdot(wide, wide).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
-    return (wide * scale).to(x.dtype) * weight
+def norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "width"], floor: Float[Tensor, ""]) -> Float[Tensor, "*rows width"]:
+    """Divides rows by their root mean square, in float32 at least: x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467).
+
+    Written x / hypot(|x|, floor) * weight, where floor = sqrt(width eps) and weight carries sqrt(width): four operators, while torch's
+    rms_norm is made of seven on a CPU and spends more on them than on its sums when rows are few.
+    """
+    scaled = x / vector_norm(x, 2, -1, True, dtype=weight.dtype).hypot(floor) * weight
+    return scaled if scaled.dtype is x.dtype else scaled.to(x.dtype)
 
 
 def gate(rows: Float[Tensor, "tokens twice_ffn"]) -> Float[Tensor, "tokens ffn"]:
     """Gates the second half of each row by the first: silu(gate) * up (arXiv 2002.05202)."""
     first, second = rows.chunk(2, -1)
-    return F.silu(first) * second
+    return F.silu(first).mul_(second)
 
 
-def _each(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The step with every row passed alone: the same call on the same shape gives the same bits, whatever the other rows."""
+def _each(step: Callable[..., Any], rowwise: int = 1) -> Callable[..., Any]:
+    """The step with every row passed alone: the same call on the same shape gives the same bits, whatever the other rows.
 
-    def apart(rows: Tensor, *rest: Any) -> Tensor:
-        return torch.cat([step(row, *rest) for row in rows.split(1)])
+    The first ``rowwise`` arguments have a row for each token; a step may return one tensor or a pair.
+    """
 
-    return apart
-
-
-def _each_pair(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def apart(rows: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        firsts, seconds = zip(*(step(row, *rest) for row in rows.split(1)), strict=True)
-        return torch.cat(firsts), torch.cat(seconds)
+    def apart(*args: Any) -> Any:
+        done = [step(*row, *args[rowwise:]) for row in zip(*(rows.split(1) for rows in args[:rowwise]), strict=True)]
+        return torch.cat(done) if isinstance(done[0], Tensor) else tuple(map(torch.cat, zip(*done, strict=True)))
 
     return apart
 
@@ -235,6 +258,10 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
             raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}; the configuration expects {expected[name]}")
         return tensor
 
+    def scaled(name: str) -> Tensor:
+        weight = take(name)
+        return weight.to(torch.promote_types(weight.dtype, torch.float32)) * weight.shape[0] ** 0.5
+
     def fuse(*names: str) -> Tensor:
         rows = [expected[name][0] for name in names]
         first = take(names[0])
@@ -249,17 +276,17 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
     def block(i: int) -> Layer:
         at = f"layers.{i}."
         return Layer(
-            attention_norm=take(at + "attention_norm"),
+            attention_norm=scaled(at + "attention_norm"),
             qkv=fuse(at + "q", at + "k", at + "v"),
             qkv_bias=fuse(at + "q.bias", at + "k.bias", at + "v.bias") if config.qkv_bias else None,
-            q_norm=take(at + "q_norm") if config.qk_norm else None,
-            k_norm=take(at + "k_norm") if config.qk_norm else None,
+            q_norm=scaled(at + "q_norm") if config.qk_norm else None,
+            k_norm=scaled(at + "k_norm") if config.qk_norm else None,
             output=take(at + "output"),
-            ffn_norm=take(at + "ffn_norm"),
+            ffn_norm=scaled(at + "ffn_norm"),
             gate_up=fuse(at + "gate", at + "up"),
             down=take(at + "down"),
         )
 
     embedding = take("embedding")
     layers = tuple(block(i) for i in range(config.layers))
-    return Params(embedding, layers, take("norm"), None if config.tied else take("head"))
+    return Params(embedding, layers, scaled("norm"), None if config.tied else take("head"))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.models.config import Config
 from specdec_fn.typing import Float, Int, Tensor
@@ -63,8 +63,15 @@ def causal(
     (tensor([[1., 3.],
             [2., 4.]]), None)
     """
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1), kv
+    out, end = [], 0
+    # Written out, since the fused operator has neither a batching rule nor second derivatives on a CPU; in blocks, to bound the scores.
+    for rows in query.unflatten(1, (key.shape[1], -1)).split(512):
+        start, end = end, end + rows.shape[0]
+        scores = torch.einsum("tkgd,skd->kgts", rows, key[:end]) / query.shape[2] ** 0.5
+        later = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(start + 1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        out.append(torch.einsum("kgts,skd->tkgd", weights, value[:end]).flatten(1, 2))
+    return torch.cat(out), kv
 
 
 def logits(model: Model, tokens: Int[Tensor, "tokens"] | Sequence[int]) -> Float[Tensor, "tokens vocab"]:
@@ -124,5 +131,5 @@ def checked(config: Config, tokens: Int[Tensor, "tokens"] | Sequence[int]) -> In
 
 
 def _device(params: Any) -> torch.device:
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(params) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in torch_pytree.tree_leaves(params) if isinstance(leaf, torch.Tensor)]
     return leaves[0].device if leaves else torch.device("cpu")

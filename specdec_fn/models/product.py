@@ -22,8 +22,8 @@ def product(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs
     """
     if rows.shape[0] not in FEW or weight.shape[0] % BLOCK or weight.dtype is not torch.float32 or weight.device.type != "cpu":
         return F.linear(rows, weight)
-    blocks = weight.unflatten(0, (-1, BLOCK)).transpose(1, 2)
-    return torch.bmm(rows.unsqueeze(0).expand(blocks.shape[0], -1, -1), blocks).transpose(0, 1).flatten(1)
+    blocks = weight.view(-1, BLOCK, weight.shape[1])
+    return torch.bmm(rows.expand(blocks.shape[0], -1, -1), blocks.mT).transpose(0, 1).flatten(1)
 
 
 def tiled(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"], tile: int = 8) -> Float[Tensor, "tokens outputs"]:
@@ -36,5 +36,6 @@ def tiled(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs i
     tensor([[1.],
             [2.]])
     """
-    padded = F.pad(rows, (0, 0, 0, -rows.shape[0] % tile))
-    return torch.cat([product(part, weight) for part in padded.split(tile)])[: rows.shape[0]]
+    # Filled up even where full: each tile is then its own allocation, at one alignment.
+    tiles = (F.pad(part, (0, 0, 0, tile - part.shape[0])) for part in rows.split(tile))
+    return torch.cat([product(part, weight) for part in tiles])[: rows.shape[0]]

@@ -129,35 +129,46 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def rotation(
-    positions: Int[Tensor, "tokens"], frequencies: Float[Tensor, "half_head"], factor: float, dtype: torch.dtype
-) -> tuple[Float[Tensor, "tokens 1 head_dim"], Float[Tensor, "tokens 1 head_dim"]]:
+    positions: Int[Tensor, "tokens"],
+    frequencies: Float[Tensor, "half_head"],
+    factor: float,
+    dtype: torch.dtype,
+    parts: tuple[int, int, int],
+) -> tuple[Float[Tensor, "tokens all_heads head_dim"], Float[Tensor, "tokens all_heads head_dim"]]:
     """Computes cos and signed sin of every position's angles, once a pass.
 
     Angles are float64, so that far positions keep their digits; the second half of sin carries a plus, the first a minus, which makes
     ``rotate`` two products and a sum.
 
-    >>> cos, sin = rotation(torch.tensor([0, 1]), torch.tensor([torch.pi / 2], dtype=torch.float64), 1.0, torch.float32)
-    >>> cos.squeeze(1).round(), sin.squeeze(1)
-    (tensor([[1., 1.],
-            [0., 0.]]), tensor([[-0.,  0.],
-            [-1.,  1.]]))
+    Args:
+        positions: one for each token.
+        frequencies: radians a position (``frequencies``).
+        factor: what cos and sin are multiplied by (``attention_factor``).
+        dtype: of the result.
+        parts: how many query, key and value heads lie side by side; value heads get cos 1 and sin 0, so that they pass ``rotate`` unchanged
+            and need not be cut off before it.
+
+    >>> cos, sin = rotation(torch.tensor([0, 1]), torch.tensor([torch.pi / 2], dtype=torch.float64), 1.0, torch.float32, (1, 0, 1))
+    >>> cos[1].round(), sin[1]
+    (tensor([[0., 0.],
+            [1., 1.]]), tensor([[-1.,  1.],
+            [ 0.,  0.]]))
     """
     angle = positions.to(torch.float64).unsqueeze(1) * torch.cat((-frequencies, frequencies))
-    cos, sin = angle.cos(), angle.sin()
-    if factor != 1.0:
-        cos, sin = cos * factor, sin * factor
-    return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+    cos, sin = (x.mul(factor).to(dtype).unsqueeze(1).expand(-1, parts[0] + parts[1], -1) for x in (angle.cos(), angle.sin()))
+    blank = cos.new_zeros((cos.shape[0], parts[2], cos.shape[2]))
+    return torch.cat((cos, blank + 1), 1), torch.cat((sin, blank), 1)
 
 
 def rotate(
-    heads: Float[Tensor, "tokens heads head_dim"], cos: Float[Tensor, "tokens 1 head_dim"], sin: Float[Tensor, "tokens 1 head_dim"]
-) -> Float[Tensor, "tokens heads head_dim"]:
+    heads: Float[Tensor, "tokens all_heads head_dim"],
+    cos: Float[Tensor, "tokens all_heads head_dim"],
+    sin: Float[Tensor, "tokens all_heads head_dim"],
+) -> Float[Tensor, "tokens all_heads head_dim"]:
     """Turns every head of every token by its position's angles: (a, b) -> (a cos - b sin, b cos + a sin) in each plane.
 
-    Only products and a sum, each rounded once, so a row's bits do not depend on how many rows are turned together.
-
-    >>> cos, sin = rotation(torch.tensor([1]), torch.tensor([torch.pi / 2], dtype=torch.float64), 1.0, torch.float32)
+    >>> cos, sin = rotation(torch.tensor([1]), torch.tensor([torch.pi / 2], dtype=torch.float64), 1.0, torch.float32, (1, 0, 0))
     >>> rotate(torch.tensor([[[2.0, 0.0]]]), cos, sin).round()
     tensor([[[0., 2.]]])
     """
-    return heads * cos + heads.roll(heads.shape[-1] // 2, -1) * sin
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)

@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["SamplingParams", "ids_of"]
 
+Number = float | int  # what may be given; a float is kept
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -43,15 +45,15 @@ class SamplingParams:
     ValueError: top_p must lie in (0, 1], received 0.0
     """
 
-    temperature: float = 1.0
+    temperature: Number = 1.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    typical_p: Number = 1.0
+    repetition_penalty: Number = 1.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    logit_bias: Mapping[int, Number] | Iterable[tuple[int, Number]] = ()
     bad_words: Iterable[int | Iterable[int]] = ()
     allowed_ids: Iterable[int] | None = None
     min_tokens: int = 0

@@ -130,10 +130,10 @@ def _flags(ids: Sequence[int], vocab_size: int, device: torch.device) -> Bool[Te
 def _ends_with(beginnings: Sequence[tuple[int, ...]], text: Int[Tensor, "tokens"]) -> Bool[Tensor, "words"]:
     """Whether the text, without its padding, ends with each of the given sequences."""
     reach = max(len(beginning) for beginning in beginnings)
-    real = text >= 0
-    place = torch.where(real, real.flip(0).cumsum(0).flip(0), 0)  # 1 for the last real token, 2 for the one before, 0 for padding
+    place = (text >= 0).flip(0).cumsum(0).flip(0)  # 1 from the last real token on, 2 from the one before it, ...
     wanted = torch.arange(reach, 0, -1, device=text.device)
-    tail = torch.where(place == wanted[:, None], text + 1, 0).sum(-1) - 1  # -1 where the text is too short
+    # Padding adds 0 to the one token that stands at each place; a place that no token takes gives -1.
+    tail = torch.where(place == wanted[:, None], text.clamp(min=-1) + 1, 0).sum(-1) - 1
     anything = -2
     pattern = torch.tensor([(anything,) * (reach - len(beginning)) + beginning for beginning in beginnings], device=text.device)
     return ((pattern == tail) | (pattern == anything)).all(-1)

@@ -44,9 +44,10 @@ def truncated(logits: Float[Tensor, "vocab"], params: SamplingParams, wide: int 
     tensor([1., 0., 0.])
     """
     vocab, ids = logits.shape[0], None
+    narrow = vocab > wide and not torch.compiler.is_compiling()  # a graph has no room for a number of ids that depends on the data
     if 0 < params.top_k < vocab:
         kept = logits
-        if vocab > wide:
+        if narrow:
             ids = at_least_kth(logits.detach(), params.top_k)
             kept = _take(logits, ids, -torch.inf)
         # Taken on the logits: dividing by the temperature keeps their order, but may round two of them into one.
@@ -58,7 +59,7 @@ def truncated(logits: Float[Tensor, "vocab"], params: SamplingParams, wide: int 
         probs = tempered(logits, params.temperature)
     if params.top_p < 1:
         order = probs.detach()
-        if ids is None and vocab > wide:
+        if ids is None and narrow:
             ids = shortest_prefix(order, order, params.top_p, descending=True)
             probs, order = _take(probs, ids, 0.0), _take(order, ids, 0.0)
         probs = _cut(probs, _prefix(order, order, params.top_p, descending=True))
@@ -69,7 +70,7 @@ def truncated(logits: Float[Tensor, "vocab"], params: SamplingParams, wide: int 
         surprise = -mass.log()
         entropy = _total(torch.where(mass > 0, mass * surprise, 0.0))
         order = torch.where(mass > 0, (surprise - entropy).abs(), torch.inf)
-        if ids is None and vocab > wide:
+        if ids is None and narrow:
             ids = shortest_prefix(order, mass, params.typical_p, descending=False)
             probs, mass, order = _take(probs, ids, 0.0), _take(mass, ids, 0.0), _take(order, ids, torch.inf)
         probs = _cut(probs, _prefix(order, mass, params.typical_p, descending=False))

@@ -24,10 +24,14 @@ def read(path: str | Path) -> list[Prompt]:
     """Reads one JSON object a line, each with ``name`` and ``text`` (or ``question_id`` and ``turns``); a bare name means a file beside this one.
 
     Raises:
-        ValueError: a line that is no such object, with its number.
+        ValueError: a file that cannot be read, or a line that is no such object, with its number.
     """
     file = Path(__file__).with_name(f"{path}.jsonl") if str(path) in ("quoting", "prose") else Path(path)
-    return [_prompt(line, f"{path}, line {number}") for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1) if line.strip()]
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({error.strerror}); expected a file of prompts, one JSON object a line") from None
+    return [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _prompt(line: str, place: str) -> Prompt:

@@ -1,0 +1,84 @@
+"""Power: the published table, plans whose power is real, and pools that are fixed before the data."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdec_proofs.power import attained, divergence, needed, noncentrality, plan, pool
+
+
+@pytest.mark.parametrize(
+    ("vocab", "critical", "wanted"),
+    [
+        (2, 23.9, 63.7),
+        (16, 56.5, 95.9),
+        (64, 131.4, 141.6),
+        (216, 328.3, 217.0),
+        (1296, 1551.5, 454.8),
+        (49_152, 50655.8, 2522),
+        (151_936, 154569.7, 4387),
+    ],
+)
+def test_noncentrality_table(vocab: int, critical: float, wanted: float) -> None:
+    """Reference figures: level 1e-6, power .999."""
+    assert stats.chi2.isf(1e-6, vocab - 1) == pytest.approx(critical, abs=0.06)
+    assert noncentrality(vocab - 1) == pytest.approx(wanted, rel=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tv", "draws"), [(2, 1e-3, 1.59e7), (64, 1e-3, 3.54e7), (64, 1e-2, 3.54e5), (16, 5e-2, 9.6e3), (1296, 5e-2, 4.6e4)]
+)
+def test_draws_needed_in_the_hardest_direction(vocab: int, tv: float, draws: float) -> None:
+    p = np.full(vocab, 1 / vocab)
+    other = p + np.where(np.arange(vocab) % 2, 1, -1) * 2 * tv / vocab
+    assert divergence(p, other) == pytest.approx(4 * tv**2)
+    assert needed(p, other) == pytest.approx(draws, rel=0.02)
+
+
+def test_level_and_one_degree_of_freedom() -> None:
+    assert noncentrality(63, alpha=1e-9) == pytest.approx(172.1, abs=0.1)
+    assert noncentrality(1) == pytest.approx((stats.norm.isf(5e-7) + stats.norm.isf(1e-3)) ** 2, rel=1e-6)
+    assert attained(15, 0.0, 1e-6) == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_an_impossible_token_needs_no_statistics() -> None:
+    assert divergence([1.0, 0.0], [0.99, 0.01]) == math.inf
+    test = plan([0.5, 0.5, 0.0], [0.5, 0.49, 0.01])
+    assert test.n < 1000
+    assert 1 - 0.99**test.n >= 0.999
+
+
+laws = st.lists(st.integers(0, 1000), min_size=2, max_size=30).filter(lambda w: sum(x > 0 for x in w) > 1)
+
+
+@given(laws, st.integers(20, 10**6), st.sampled_from([5.0, 10.0, 20.0]))
+def test_pools_keep_all_mass_and_reach_the_floor(weights: list[int], n: int, floor: float) -> None:
+    p = np.array(weights) / sum(weights)
+    cells = pool(p, n, floor=floor)
+    assert ((cells.group == -1) == (p == 0)).all()
+    assert cells.p.sum() == pytest.approx(1)
+    assert np.allclose(np.bincount(cells.group[cells.group >= 0], p[cells.group >= 0]), cells.p)
+    assert n * cells.p.min() >= floor * (1 - 1e-12)
+    alone = np.bincount(cells.group[cells.group >= 0])[cells.group[cells.group >= 0]] == 1
+    merged = p[cells.group >= 0][~alone]
+    assert not len(merged) or np.sort(p[p > 0])[: len(merged)] == pytest.approx(np.sort(merged)), "only the smallest cells are pooled"
+
+
+def test_a_plan_keeps_its_promise() -> None:
+    """Fresh simulation, other seed: the stated power is reached, where the noncentral law alone would promise too much."""
+    rng = np.random.default_rng(99)
+    p, other = np.array([0.4, 0.3, 0.2, 0.05, 0.03, 0.02]), np.array([0.2, 0.3, 0.4, 0.05, 0.02, 0.03])
+    test = plan(p, other)
+    counts = rng.multinomial(test.n, other, size=20_000)
+    grouped = np.stack([counts[:, test.pool.group == i].sum(1) for i in range(len(test.pool.p))], 1)
+    statistic = ((grouped - test.n * test.pool.p) ** 2 / (test.n * test.pool.p)).sum(1)
+    assert (statistic > stats.chi2.isf(1e-6, test.pool.df)).mean() >= 0.998
+
+
+def test_a_plan_that_cannot_be_says_so() -> None:
+    with pytest.raises(ValueError, match="do not reach power"):
+        plan([0.5, 0.5], [0.501, 0.499], most=10_000)
