@@ -110,9 +110,7 @@ def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
     heads = {"q": config.heads, "k": config.kv_heads} if config.architecture == "llama" else {}
 
     def read(ours: str) -> Tensor:
-        weight = gguf.tensor(data, head.entries[foreign[ours]], dtype)
-        part = ours.rpartition(".")[2]
-        return gguf.unpermute(weight, heads[part]) if part in heads else weight
+        return gguf.tensor(data, head.entries[foreign[ours]], dtype, interleaved=heads.get(ours.rpartition(".")[2], 0))
 
     source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read)
     return _whole(config, source, words, device)
@@ -199,6 +197,8 @@ def _whole(config: Config, source: _Source, words: Tokenizer, device: torch.devi
     """Checks that configuration, tensors and tokenizer belong together, then reads the tensors."""
     if words.size > config.vocab_size:
         raise ValueError(f"the tokenizer has {words.size} ids, but the model's vocabulary has {config.vocab_size}; expected at most as many")
+    if not 0 <= config.norm_eps < math.inf:
+        raise ValueError(f"the configuration's norm_eps is {config.norm_eps}; expected a finite number of at least 0")
     # Counted first: a damaged configuration may name more blocks than memory can list.
     blocks = 1 + max((int(ours.split(".")[1]) for ours in source.foreign if ours.startswith("layers.")), default=-1)
     expected = llama.shapes(config) if config.layers <= blocks else {f"layers.{blocks}.attention_norm": ()}

@@ -71,6 +71,12 @@ def test_holm_is_between_bonferroni_and_no_correction(values: list[float], alpha
     assert not kept or all(value <= min(kept) for value, hit in zip(values, rejected, strict=True) if hit)
 
 
+def test_holm_corrects_for_the_number_of_tests() -> None:
+    assert holm([4e-7, 4e-7], 5e-7) == [False, False]
+    assert holm([4e-7, 2e-7], 5e-7) == [True, True]
+    assert holm([4e-7, 2e-7, 0.9], 5e-7) == [False, False, False]
+
+
 def test_uniformity_sees_p_values_that_are_too_good() -> None:
     assert uniformity((0.5 + np.random.default_rng(0).uniform(size=1000) / 2).tolist()).distance > 0.0852
 

@@ -15,7 +15,7 @@ from specdec_proofs import strategies
 from specdec_proofs.enumerate import emitted_lengths, expected_emitted, token, total_variation
 from specdec_proofs.integrate import draw_law, law, measure, tensors
 from specdec_proofs.mutants import Edit, decide
-from specdec_proofs.worlds import World, declared_one_hot, drafts, greedy_draft, independent, mixed_tables, softmax, stopping, toy
+from specdec_proofs.worlds import World, declared_one_hot, drafts, greedy_draft, independent, mixed_tables, normalised, softmax, stopping, toy
 
 shipped = verifiers.token.decide
 
@@ -94,6 +94,16 @@ def test_no_draft_is_plain_sampling() -> None:
     never = measure(shipped, toy()._replace(stop=lambda prefix: True))
     assert emitted_lengths(never.emitted) == {1: 1}
     assert never.tv < 1e-15
+
+
+def test_p_is_the_float_row_read_as_rationals() -> None:
+    """In float32 the row differs from the fraction by 1e-8; the law is held against what the code was given."""
+    world = softmax(0, 5, 0)
+    row = torch.tensor([float(x) for x in world.target(())], dtype=torch.float64).to(torch.float32)
+    given = {(t,): share for t, share in enumerate(normalised(row.tolist()))}
+    measured = measure(shipped, world, torch.float32)
+    assert measured.tv == total_variation(measured.emitted, given)
+    assert total_variation(given, {(t,): share for t, share in enumerate(world.target(()))}) > 1e-9
 
 
 def test_identical_laws_accept_everything_in_floats() -> None:

@@ -11,6 +11,7 @@ from specdec_fn.speculate.tape import DRAFT, address
 from specdec_proofs import sample as room
 from specdec_proofs.chi2 import pearson, uniformity
 from specdec_proofs.enumerate import joint, token, token_acceptance
+from specdec_proofs.integrate import tensors
 from specdec_proofs.sample import PASSES, automaton, cells, histogram, sample
 from specdec_proofs.worlds import World, chain_reference, declared_one_hot, drafts, mixed_tables, softmax, stopping, toy, wide
 
@@ -18,8 +19,8 @@ decide = verifiers.token.decide
 
 
 @pytest.mark.parametrize("world", [softmax(0, 4, 2), stopping(toy(3)), declared_one_hot(chain_reference())], ids=lambda world: world.name)
-def test_a_pass_is_what_verify_gives_at_its_address(world: World) -> None:
-    """The vectorised passes equal one call of ``verify`` each, with the draft drawn at (key, draft, base, lane)."""
+def test_a_pass_is_what_decide_gives_at_its_address(world: World) -> None:
+    """The vectorised passes equal one call of ``decide`` each, with draft and tape drawn at (key, role, base, lane)."""
     n = PASSES + 9
     drawn = sample(decide, world, random.key(3), n)
     requests = random.split(random.split(random.key(3))[0], 2)
@@ -29,16 +30,14 @@ def test_a_pass_is_what_verify_gives_at_its_address(world: World) -> None:
         x: tuple[int, ...] = ()
         while len(x) < world.k and not world.stop(x):
             x += (int(draw(noise[len(x)], torch.tensor([float(p) for p in world.draft(x)], dtype=torch.float64))),)
-        rows = [world.target(x[:j]) for j in range(len(x) + 1)]
-        probs = torch.tensor([[float(p) for p in world.draft(x[:j])] for j in range(len(x))], dtype=torch.float64) if world.soft else None
-        draft = Draft(torch.tensor(x, dtype=torch.int64), probs, torch.tensor(len(x)))
-        if len(x) < world.k:
-            continue  # verify would draw a shorter tape, whose numbers are the same, but the rows differ in number
-        verdict = verifiers.token.verify(key, torch.tensor([[float(p) for p in row] for row in rows], dtype=torch.float64), draft, position=base)
+        rows = tensors(world, [x], torch.float64)
+        draft = Draft(rows.draft.tokens[0], None if rows.draft.probs is None else rows.draft.probs[0], rows.draft.length[0])
+        verdict = decide(verifiers.token.tape(key, world.k, world.vocab, position=base), rows.target[0], draft)
         emitted = int(verdict.emitted)
         assert drawn.tokens[i, :emitted].tolist() == verdict.tokens[:emitted].tolist()
         assert int(drawn.accepted[i]) == int(verdict.accepted)
         assert int(drawn.proposed[i]) == len(x)
+    assert len(set(drawn.proposed.tolist())) == len({len(x) for x, _ in drafts(world)})
 
 
 def test_sizes_of_the_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_keys_are_single_keys(key: random.Key) -> None:
 
 
 def test_worlds_come_soft_and_one_hot_and_with_stops() -> None:
-    quick = settings(phases=[Phase.generate], deadline=None)
+    quick = settings(phases=[Phase.generate], max_examples=1000, derandomize=True, database=None)
     assert find(strategies.worlds(), lambda world: world.soft, settings=quick).soft
     assert not find(strategies.worlds(), lambda world: not world.soft, settings=quick).soft
     stopped: World = find(strategies.worlds(), lambda world: world.stop(()), settings=quick)

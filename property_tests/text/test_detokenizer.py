@@ -152,6 +152,15 @@ def test_what_is_kept_is_bounded_and_the_old_state_stays_good(either, ids):
     assert detokenizer.feed(middle, [BYTES_FROM + 130])[0] == states[len(ids) + 1]
 
 
+@pytest.mark.parametrize("junk", [b"\x80", b"\xff", b"\xc3", b"\xf0\x9f", b"\xe2\x82\x28", b"\xf0\x9f\x98"])
+@pytest.mark.parametrize("length", range(14, 24))
+def test_a_character_after_long_junk_is_whole(junk, length):
+    """T3: without byte knowledge the window has overflowed by then, at every possible place."""
+    tokenizer = Tokenizer(None, lambda ids, skip_special=True: bytes(ids).decode("utf-8", "replace"), None, (), 256)
+    raw = (junk * length)[:length] + "😀é€a".encode() + junk * 20 + "😀".encode()
+    assert whole(tokenizer, [[byte] for byte in raw]) == raw.decode("utf-8", "replace")
+
+
 def test_an_id_without_a_token_is_refused(either):
     with pytest.raises(ValueError, match="received 49152, expected ids from 0 to 49151"):
         detokenizer.feed(detokenizer.init(either), [49152])
@@ -177,6 +186,7 @@ FIRST_MATTERS = {
     "word piece": decoders.WordPiece(),
     "none": None,
     "strip": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    "strip two": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
 }
 
 

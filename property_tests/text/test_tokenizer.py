@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
-from specdec_fn.text import detokenizer, splits, tokenizer
+from specdec_fn.text import detokenizer, pieces, splits, tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -196,6 +196,17 @@ def test_user_defined_tokens_are_found_in_any_text_and_unused_ones_have_no_text(
     assert made.size == 264  # the last id is unused
     assert tokenizer.from_gguf(toy(more=["x"], types=[1])).size == 266
     assert tokenizer.from_gguf(toy(more=["x"], types=[1])).decode([264], skip_special=False) == ""
+
+
+def test_tokens_that_are_not_normal_are_the_text_they_are():
+    made = tokenizer.from_gguf(toy(more=["<é>", "Ġé"], types=[3, 4]))
+    assert made.decode([265, 266], skip_special=False) == "<é>Ġé"
+
+
+@given(token=st.text(st.one_of(st.sampled_from(list(BYTE.values())), st.characters(max_codepoint=0x150)), max_size=6))
+@example("é x")
+def test_a_token_with_a_stranger_to_the_byte_alphabet_is_the_text_it_is(token):
+    assert pieces.byte_level(token).decode("utf-8", "replace") == decoders.ByteLevel().decode([token])
 
 
 def test_a_bos_id_opens_plain_text_if_the_metadata_say_so():

@@ -179,10 +179,13 @@ def test_unpermute_undoes_what_the_converter_does(heads: int, half: int, width: 
     rows = heads * 2 * half
     weight = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
     stored = weight.reshape(heads, 2, half, width).swapaxes(1, 2).reshape(rows, width)
-    assert torch.equal(gguf.unpermute(torch.from_numpy(stored.copy()), heads), torch.from_numpy(weight))
-    assert torch.equal(gguf.unpermute(torch.from_numpy(stored[:, 0].copy()), heads), torch.from_numpy(weight[:, 0]))
+    np.testing.assert_array_equal(gguf.unpermute(stored, heads), weight)
+    assert torch.equal(gguf.unpermute(torch.from_numpy(stored[:, 0].copy()), heads), torch.from_numpy(weight[:, 0].copy()))
+    data, entry = stored.tobytes(), gguf.Entry("F32", (rows, width), 0, stored.nbytes)
+    assert torch.equal(gguf.tensor(data, entry, interleaved=heads), torch.from_numpy(weight))
+    assert torch.equal(gguf.tensor(data, entry), torch.from_numpy(stored))
 
 
 def test_unpermute_refuses_rows_that_are_no_heads() -> None:
     with pytest.raises(ValueError, match="6 rows cannot be 2 heads of even width"):
-        gguf.unpermute(torch.zeros(6, 1), 2)
+        gguf.unpermute(np.zeros((6, 1)), 2)

@@ -35,14 +35,14 @@ class DenseCache:
         keys: for each layer [capacity, kv_heads, head_dim]; slot i belongs to position i. Layers are separate tensors, so that each starts
             at the same alignment, on which the last bits of a sum may depend.
         values: the same for values.
-        mask: additive mask of the pass under way, [rows, slots], made by its first layer; None between passes.
+        mask: the additive mask of the pass under way, one tensor [rows, slots] that its first layer makes; () between passes.
         length: committed slots; what lies past them is not part of the state.
         capacity: slots.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    mask: Tensor | None
+    mask: tuple[Tensor, ...]
     length: int
     capacity: int
 
@@ -72,7 +72,7 @@ def init(sizes: Sizes, capacity: int, *, dtype: torch.dtype, device: torch.devic
         def blank() -> tuple[Tensor, ...]:
             return tuple(torch.zeros((capacity, sizes.kv_heads, sizes.head_dim), dtype=dtype, device=device) for _ in range(sizes.layers))
 
-        return DenseCache(blank(), blank(), None, 0, capacity)
+        return DenseCache(blank(), blank(), (), 0, capacity)
 
 
 def advance(cache: DenseCache, n: int) -> DenseCache:
@@ -83,7 +83,7 @@ def advance(cache: DenseCache, n: int) -> DenseCache:
     3
     """
     assert 0 <= n <= cache.capacity - cache.length, f"cannot commit {n} rows at {cache.length} of {cache.capacity} slots"
-    return dataclasses.replace(cache, mask=None, length=cache.length + n)
+    return dataclasses.replace(cache, mask=(), length=cache.length + n)
 
 
 def truncate(cache: DenseCache, length: int) -> DenseCache:
@@ -95,7 +95,7 @@ def truncate(cache: DenseCache, length: int) -> DenseCache:
     1
     """
     assert 0 <= length <= cache.length, f"cannot truncate {cache.length} slots to {length}"
-    return dataclasses.replace(cache, mask=None, length=length)
+    return dataclasses.replace(cache, mask=(), length=length)
 
 
 def grow(cache: DenseCache, capacity: int) -> DenseCache:
@@ -113,7 +113,7 @@ def grow(cache: DenseCache, capacity: int) -> DenseCache:
         return new
 
     with torch.inference_mode(False):
-        return DenseCache(tuple(map(copied, cache.keys)), tuple(map(copied, cache.values)), None, cache.length, capacity)
+        return DenseCache(tuple(map(copied, cache.keys)), tuple(map(copied, cache.values)), (), cache.length, capacity)
 
 
 @donates("kv")
@@ -145,9 +145,9 @@ def attend(
     if kv.length == 0:
         out = F.scaled_dot_product_attention(turned, keys, values, is_causal=True, enable_gqa=True)
     else:
-        if kv.mask is None or kv.mask.shape != (rows, end):
-            kv = dataclasses.replace(kv, mask=_mask(rows, end, query))
-        out = F.scaled_dot_product_attention(turned, keys, values, attn_mask=kv.mask, enable_gqa=True)
+        if not kv.mask or kv.mask[0].shape != (rows, end):
+            kv = dataclasses.replace(kv, mask=(_mask(rows, end, query),))
+        out = F.scaled_dot_product_attention(turned, keys, values, attn_mask=kv.mask[0], enable_gqa=True)
     return out.squeeze(0).transpose(0, 1), kv
 
 

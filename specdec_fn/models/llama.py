@@ -7,7 +7,8 @@ the number of rows is the same pass with its row-wise steps run a row, or a tile
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,28 @@ from specdec_fn.typing import Float, Int, Tensor
 __all__ = ["Layer", "Params", "assemble", "model", "shapes"]
 
 
-class Layer(NamedTuple):
-    """The parameters of one block; matrices are stored [outputs, inputs].
+C = TypeVar("C", bound=type)
 
-    Norm weights are kept in float32 at least, times the square root of their length, so that a norm divides by a length and not by a mean.
+
+def _present(cls: C) -> C:
+    """Registers a dataclass as a pytree whose absent (None) fields are no leaves: ``grad`` and ``vmap`` take tensors only."""
+    names = [field.name for field in fields(cls)]
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+        present = tuple(name for name in names if getattr(value, name) is not None)
+        return [getattr(value, name) for name in present], present
+
+    def unflatten(children: Iterable[Any], present: tuple[str, ...]) -> Any:
+        return cls(**{**dict.fromkeys(names), **dict(zip(present, children, strict=True))})
+
+    torch_pytree.register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+@_present
+@dataclass(frozen=True)
+class Layer:
+    """The parameters of one block; matrices are stored [outputs, inputs].
 
     Attributes:
         attention_norm: [width].
@@ -51,7 +70,9 @@ class Layer(NamedTuple):
     down: Tensor
 
 
-class Params(NamedTuple):
+@_present
+@dataclass(frozen=True)
+class Params:
     """The parameters of a model of the Llama family.
 
     Attributes:
@@ -67,28 +88,19 @@ class Params(NamedTuple):
     head: Tensor | None
 
 
-def _without_absent(cls: type[Any]) -> None:
-    """Keeps fields that are None out of the leaves: ``grad`` and ``vmap`` take tensors only."""
+class Unit(NamedTuple):
+    """What a norm of rows of one width needs besides its weight: 0, sqrt(width eps) and sqrt(width)."""
 
-    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-        present = tuple(name for name in cls._fields if getattr(value, name) is not None)
-        return [getattr(value, name) for name in present], present
-
-    def unflatten(children: Iterable[Any], present: tuple[str, ...]) -> Any:
-        return cls(**{**dict.fromkeys(cls._fields), **dict(zip(present, children, strict=True))})
-
-    torch_pytree.register_pytree_node(cls, flatten, unflatten)
-
-
-_without_absent(Layer)
-_without_absent(Params)
+    zero: Tensor
+    floor: Tensor
+    root: float
 
 
 class Rowwise(NamedTuple):
     """The steps of a pass that treat rows apart."""
 
     product: Callable[[Tensor, Tensor], Tensor]
-    norm: Callable[[Tensor, Tensor, Tensor], Tensor]
+    norm: Callable[[Tensor, Tensor, Unit], Tensor]
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     gate: Callable[[Tensor], Tensor]
     rotation: Callable[..., tuple[Tensor, Tensor]]
@@ -100,8 +112,8 @@ class _Static(NamedTuple):
     config: Config
     frequencies: Tensor
     factor: float
-    floor: Tensor
-    head_floor: Tensor
+    unit: Unit
+    head_unit: Unit
     rowwise: Rowwise
 
 
@@ -126,11 +138,11 @@ def model(config: Config, params: Params) -> Model:
     if len(params.layers) != config.layers:
         raise ValueError(f"the parameters have {len(params.layers)} blocks; the configuration expects {config.layers}")
     angles = frequencies(config.rope, config.head_dim).to(params.embedding.device)
-    floor, head_floor = (params.norm.new_tensor((size * config.norm_eps) ** 0.5) for size in (config.width, config.head_dim))
-    together = Rowwise(product, norm, rotate, gate, rotation)
-    apart = Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation))
-    forwards = (_forward(_Static(config, angles, attention_factor(config.rope), floor, head_floor, rowwise)) for rowwise in (together, apart))
-    return Model(config, params, *next(forwards), next(forwards))
+    number = params.norm.new_tensor if params.norm.dtype is torch.float64 else params.norm.float().new_tensor
+    unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
+    static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, Rowwise(product, norm, rotate, gate, rotation))
+    apart = static._replace(rowwise=Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation)))
+    return Model(config, params, *_forward(static), _forward(apart))
 
 
 def _forward(static: _Static) -> Forward:
@@ -142,7 +154,7 @@ def _apply(
 ) -> tuple[Float[Tensor, "tokens vocab"], Any]:
     x = F.embedding(tokens, params.embedding)
     x, kv = _blocks(static, params.layers, x, positions, kv, attend)
-    x = static.rowwise.norm(x, params.norm, static.floor)
+    x = static.rowwise.norm(x, params.norm, static.unit)
     return static.rowwise.product(x, params.embedding if params.head is None else params.head), kv
 
 
@@ -161,33 +173,34 @@ def _blocks(
     keys_only: bool = False,
 ) -> tuple[Float[Tensor, "tokens width"], Any]:
     """All blocks; ``keys_only`` stops once the last one has handed its keys over."""
-    config, do, floor = static.config, static.rowwise, static.floor
+    config, do, unit = static.config, static.rowwise, static.unit
     parts = (config.heads, config.kv_heads, config.kv_heads)
     cos, sin = do.rotation(positions, static.frequencies, static.factor, x.dtype, parts)
     for index, layer in enumerate(layers):
-        rows = do.product(do.norm(x, layer.attention_norm, floor), layer.qkv)
+        rows = do.product(do.norm(x, layer.attention_norm, unit), layer.qkv)
         if layer.qkv_bias is not None:
             rows = rows + layer.qkv_bias
         heads = rows.view(-1, sum(parts), config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key, value = heads.split_with_sizes(parts, 1)
-            heads = torch.cat((do.norm(query, layer.q_norm, static.head_floor), do.norm(key, layer.k_norm, static.head_floor), value), 1)
+            heads = torch.cat((do.norm(query, layer.q_norm, static.head_unit), do.norm(key, layer.k_norm, static.head_unit), value), 1)
         query, key, value = do.rotate(heads, cos, sin).split_with_sizes(parts, 1)
         out, kv = attend(kv, index, query, key, value)
         if keys_only and index == len(layers) - 1:
             break
         x = do.product(out.flatten(1), layer.output).add_(x)
-        x = do.product(do.gate(do.product(do.norm(x, layer.ffn_norm, floor), layer.gate_up)), layer.down).add_(x)
+        x = do.product(do.gate(do.product(do.norm(x, layer.ffn_norm, unit), layer.gate_up)), layer.down).add_(x)
     return x, kv
 
 
-def norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "width"], floor: Float[Tensor, ""]) -> Float[Tensor, "*rows width"]:
+def norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "width"], unit: Unit) -> Float[Tensor, "*rows width"]:
     """Divides rows by their root mean square, in float32 at least: x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467).
 
-    Written x / hypot(|x|, floor) * weight, where floor = sqrt(width eps) and weight carries sqrt(width): four operators, while torch's
-    rms_norm is made of seven on a CPU and spends more on them than on its sums when rows are few.
+    Written sqrt(width) x / hypot(|x|, sqrt(width eps)) * weight, which is four operators; torch's rms_norm is made of seven on a CPU, and on
+    a few rows an operator costs more than its arithmetic.
     """
-    scaled = x / vector_norm(x, 2, -1, True, dtype=weight.dtype).hypot(floor) * weight
+    length = vector_norm(x, 2, -1, True, dtype=unit.floor.dtype).hypot(unit.floor)
+    scaled = torch.addcdiv(unit.zero, x, length, value=unit.root) * weight
     return scaled if scaled.dtype is x.dtype else scaled.to(x.dtype)
 
 
@@ -258,10 +271,6 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
             raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}; the configuration expects {expected[name]}")
         return tensor
 
-    def scaled(name: str) -> Tensor:
-        weight = take(name)
-        return weight.to(torch.promote_types(weight.dtype, torch.float32)) * weight.shape[0] ** 0.5
-
     def fuse(*names: str) -> Tensor:
         rows = [expected[name][0] for name in names]
         first = take(names[0])
@@ -276,17 +285,17 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
     def block(i: int) -> Layer:
         at = f"layers.{i}."
         return Layer(
-            attention_norm=scaled(at + "attention_norm"),
+            attention_norm=take(at + "attention_norm"),
             qkv=fuse(at + "q", at + "k", at + "v"),
             qkv_bias=fuse(at + "q.bias", at + "k.bias", at + "v.bias") if config.qkv_bias else None,
-            q_norm=scaled(at + "q_norm") if config.qk_norm else None,
-            k_norm=scaled(at + "k_norm") if config.qk_norm else None,
+            q_norm=take(at + "q_norm") if config.qk_norm else None,
+            k_norm=take(at + "k_norm") if config.qk_norm else None,
             output=take(at + "output"),
-            ffn_norm=scaled(at + "ffn_norm"),
+            ffn_norm=take(at + "ffn_norm"),
             gate_up=fuse(at + "gate", at + "up"),
             down=take(at + "down"),
         )
 
     embedding = take("embedding")
     layers = tuple(block(i) for i in range(config.layers))
-    return Params(embedding, layers, scaled("norm"), None if config.tied else take("head"))
+    return Params(embedding, layers, take("norm"), None if config.tied else take("head"))

@@ -15,7 +15,8 @@ __all__ = ["Detokenizer", "feed", "finish", "init"]
 
 _LOST = "\ufffd"
 _WINDOW = 16  # more tokens than can hang on one another: a character has at most four bytes
-_SYNCED = 4  # UTF-8 forgets: after three bytes the reader's state, and after four its last character too, no longer depend on what was before
+_REPEATS = 4  # more than any decoder takes away at the start of a text
+_SYNCED = 3  # UTF-8 forgets: where its reader stands after three bytes does not depend on what was before them
 
 
 class Detokenizer(NamedTuple):
@@ -137,8 +138,8 @@ def _trimmed(state: Detokenizer, text: str) -> Detokenizer:
 
 
 def _matters(state: Detokenizer, i: int) -> bool:
-    # A space that only the start of a text takes away has no text alone but has some when repeated; a skipped token has none ever.
-    return bool(_decode(state, (i,)) or _decode(state, (i, i)))
+    # A space that the start of a text takes away has no text alone but has some when repeated; a skipped token has none ever.
+    return bool(_decode(state, (i,) * _REPEATS))
 
 
 def _decode(state: Detokenizer, ids: tuple[int, ...]) -> str:

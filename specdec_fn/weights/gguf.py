@@ -7,14 +7,18 @@ Layout: the GGUF description of the ggml project, versions 2 and 3.
 
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
-from specdec_fn.typing import Float, Tensor
+from specdec_fn.typing import Tensor
 from specdec_fn.weights.gguf_quants import Buffer, by_id, byte_count, dequantize
 
 __all__ = ["Entry", "Gguf", "parse", "tensor", "unpermute"]
+
+Rows = TypeVar("Rows", np.ndarray[Any, Any], Tensor)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -23,7 +27,7 @@ MOST_AXES = 4  # the format's own limit
 MOST_NESTING = 4  # arrays inside arrays; a bound, since each level is one call deep
 
 # Value types of metadata: number -> struct letter. 8 is a string, 9 an array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = MappingProxyType({0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"})
 _STRING, _ARRAY = 8, 9
 
 
@@ -112,44 +116,52 @@ def parse(buffer: Buffer) -> Gguf:
     return Gguf(version, alignment, metadata, entries)
 
 
-def tensor(buffer: Buffer, entry: Entry, dtype: torch.dtype = torch.float32) -> Tensor:
+def tensor(buffer: Buffer, entry: Entry, dtype: torch.dtype = torch.float32, *, interleaved: int = 0) -> Tensor:
     """Decodes one tensor of the file.
 
     Args:
         buffer: the buffer that was parsed.
         entry: from ``parse(buffer).entries``.
         dtype: floating-point type of the result, a fresh tensor of shape ``entry.shape``.
+        interleaved: for a query or key projection of the llama architecture, the number of its heads, whose rows ``unpermute`` then puts in
+            order; 0 for every other tensor.
 
     Raises:
-        ValueError: as ``gguf_quants.dequantize``.
+        ValueError: as ``gguf_quants.dequantize`` and ``unpermute``.
 
     >>> tensor(bytes(2) + struct.pack("<2f", 1.5, -2.0), Entry("F32", (2,), 2, 8))
     tensor([ 1.5000, -2.0000])
     """
-    return dequantize(memoryview(buffer).cast("B")[entry.start : entry.start + entry.size], entry.kind, entry.shape, dtype)
+    raw = memoryview(buffer).cast("B")[entry.start : entry.start + entry.size]
+    if interleaved:
+        # Before decoding: a row of blocks is a row of weights, and a fraction of its size.
+        raw = unpermute(np.frombuffer(raw, np.uint8).reshape(entry.shape[0], -1), interleaved).data.cast("B")
+    return dequantize(raw, entry.kind, entry.shape, dtype)
 
 
-def unpermute(weight: Float[Tensor, "rows *width"], heads: int) -> Float[Tensor, "rows *width"]:
+def unpermute(rows: Rows, heads: int) -> Rows:
     """Puts the rows of a query or key projection of the llama architecture back into the order that rotating halves needs.
 
     For that architecture alone the file interleaves the two halves of each head's rotary pairs: row 2 j + s of a head holds row s D/2 + j, with D
     the width of a head and s in {0, 1}. Other architectures (qwen2, qwen3) are stored as they are.
 
     Args:
-        weight: the projection, or its bias; ``rows`` is heads times D.
+        rows: the projection as [heads times D, ...], an array or a tensor, decoded or still in blocks.
         heads: query heads for the query, key-value heads for the key.
 
-    Raises:
-        ValueError: the rows are not a whole number of even heads.
+    Returns:
+        a fresh one of the same shape.
 
-    >>> unpermute(torch.arange(8), heads=2)
-    tensor([0, 2, 1, 3, 4, 6, 5, 7])
+    Raises:
+        ValueError: the rows are not a whole number of heads of even width.
+
+    >>> unpermute(np.arange(8), heads=2).tolist()
+    [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    rows = weight.shape[0]
-    if heads <= 0 or rows % (2 * heads):
-        raise ValueError(f"{rows} rows cannot be {heads} heads of even width")
-    pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).clone(memory_format=torch.contiguous_format).view(weight.shape)
+    count = rows.shape[0]
+    if heads <= 0 or count % (2 * heads):
+        raise ValueError(f"{count} rows cannot be {heads} heads of even width")
+    return rows[np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()]
 
 
 class _Cursor:

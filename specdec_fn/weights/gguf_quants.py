@@ -113,6 +113,9 @@ def byte_count(form: Format, shape: tuple[int, ...]) -> int:
 
     Raises:
         ValueError: the last axis is no whole number of blocks.
+
+    >>> byte_count(formats["Q4_1"], (2, 64))
+    80
     """
     count = 1
     for axis in shape:
@@ -126,7 +129,7 @@ def byte_count(form: Format, shape: tuple[int, ...]) -> int:
 Blocks = np.ndarray[Any, np.dtype[np.uint8]]
 Values = np.ndarray[Any, np.dtype[np.float32]]
 
-_plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_plain = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 
 
 def _halves(blocks: Blocks, count: int) -> Values:
@@ -158,7 +161,7 @@ def _q8_0(blocks: Blocks, out: Values) -> None:
     out *= _halves(blocks, 1)
 
 
-_native: dict[str, Callable[[Blocks, Values], None]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+_native: Mapping[str, Callable[[Blocks, Values], None]] = MappingProxyType({"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0})
 
 
 def _borrowed(kind: str) -> Callable[[Blocks, Values], None]:

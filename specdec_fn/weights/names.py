@@ -13,20 +13,22 @@ from types import MappingProxyType
 __all__ = ["from_gguf", "from_transformers", "to_gguf", "to_transformers"]
 
 # ours: (GGUF, transformers), each without ".weight"
-_MATRICES = {
-    "attention_norm": ("attn_norm", "input_layernorm"),
-    "q": ("attn_q", "self_attn.q_proj"),
-    "k": ("attn_k", "self_attn.k_proj"),
-    "v": ("attn_v", "self_attn.v_proj"),
-    "q_norm": ("attn_q_norm", "self_attn.q_norm"),
-    "k_norm": ("attn_k_norm", "self_attn.k_norm"),
-    "output": ("attn_output", "self_attn.o_proj"),
-    "ffn_norm": ("ffn_norm", "post_attention_layernorm"),
-    "gate": ("ffn_gate", "mlp.gate_proj"),
-    "up": ("ffn_up", "mlp.up_proj"),
-    "down": ("ffn_down", "mlp.down_proj"),
-}
-_TOP = {"embedding": ("token_embd", "embed_tokens"), "norm": ("output_norm", "norm"), "head": ("output", "lm_head")}
+_MATRICES = MappingProxyType(
+    {
+        "attention_norm": ("attn_norm", "input_layernorm"),
+        "q": ("attn_q", "self_attn.q_proj"),
+        "k": ("attn_k", "self_attn.k_proj"),
+        "v": ("attn_v", "self_attn.v_proj"),
+        "q_norm": ("attn_q_norm", "self_attn.q_norm"),
+        "k_norm": ("attn_k_norm", "self_attn.k_norm"),
+        "output": ("attn_output", "self_attn.o_proj"),
+        "ffn_norm": ("ffn_norm", "post_attention_layernorm"),
+        "gate": ("ffn_gate", "mlp.gate_proj"),
+        "up": ("ffn_up", "mlp.up_proj"),
+        "down": ("ffn_down", "mlp.down_proj"),
+    }
+)
+_TOP = MappingProxyType({"embedding": ("token_embd", "embed_tokens"), "norm": ("output_norm", "norm"), "head": ("output", "lm_head")})
 
 
 def _table(rows: Mapping[str, tuple[str, str]], which: int) -> Mapping[str, str]:
