@@ -102,6 +102,9 @@ def donates(*names: str) -> Callable[[F], F]:
 
     Raises:
         ValueError: a name is not a parameter of the function.
+
+    >>> donates("pool")(lambda pool: pool).donated
+    ('pool',)
     """
 
     def mark(function: F) -> F:

@@ -48,7 +48,7 @@ class Key:
     def __getitem__(self, index: int | slice) -> "Key":
         if not self.shape:
             raise TypeError("this is a single key and cannot be indexed; split(key, n) gives an array of n keys")
-        return Key(self.words[index])
+        return Key(self.words[index].clone())
 
     def __iter__(self) -> Iterator["Key"]:
         return (self[i] for i in range(len(self)))

@@ -22,6 +22,10 @@ def run(deep: bool = False, progress: Say | None = None) -> Iterator[Claim]:
     Args:
         deep: whether the repetitions of ``deep`` follow the quick claims.
         progress: called with the name of each claim before it is checked, and with a line now and then during the repetitions.
+
+    >>> first = next(run())
+    >>> first.name, first.figure, first.passed
+    ('algorithm: law of token verification is p', 0.0, True)
     """
     for name, gate, measurement in (*exact.claims(), *sampled.claims()):
         if progress:
@@ -71,6 +75,9 @@ def deep(repetitions: int = 1000, n: int = 100_000, progress: Say | None = None)
 
     Raises:
         ValueError: fewer than one repetition, or fewer than 1,000 passes.
+
+    >>> [claim.name for claim in deep(1, 1000)]
+    ['correct code: smallest p-value of the repetitions', 'correct code: distance of the p-values from uniform']
     """
     if repetitions < 1 or n < 1000:
         raise ValueError(f"received repetitions {repetitions} and n {n}; expected at least 1 and at least 1,000")

@@ -76,7 +76,12 @@ def token(world: World) -> Emitted:
 
 
 def greedy(world: World) -> Emitted:
-    """Law of the emitted sequence when drafted tokens pass while they are the likeliest, lowest index first among equals."""
+    """Law of the emitted sequence when drafted tokens pass while they are the likeliest, lowest index first among equals.
+
+    >>> from specdec_proofs.worlds import independent
+    >>> greedy(independent([1, 2], [0, 1]))  # always drafts 1, which is the likeliest
+    {(1, 1): Fraction(1, 1)}
+    """
     law: dict[Prefix, Fraction] = defaultdict(Fraction)
     for tokens, weight in drafts(world):
         emitted: Prefix = ()
@@ -91,7 +96,12 @@ def greedy(world: World) -> Emitted:
 
 
 def joint(world: World, target: Callable[[Prefix], Law] | None = None, length: int | None = None) -> dict[Prefix, Fraction]:
-    """The target's law of its first ``length`` tokens (K + 1 unless given), zero entries left out."""
+    """The target's law of its first ``length`` tokens (K + 1 unless given), zero entries left out.
+
+    >>> from specdec_proofs.worlds import independent
+    >>> joint(independent([1, 3], [1, 1]), length=1)
+    {(0,): Fraction(1, 4), (1,): Fraction(3, 4)}
+    """
     target = target or world.target
     law: dict[Prefix, Fraction] = {(): ONE}
     for _ in range(world.k + 1 if length is None else length):
@@ -104,6 +114,10 @@ def completed(law: Emitted, world: World, target: Callable[[Prefix], Law] | None
 
     Raises:
         ValueError: a sequence of the law is empty or longer than K + 1 tokens.
+
+    >>> from specdec_proofs.worlds import independent
+    >>> completed({(0,): Fraction(1)}, independent([1, 3], [1, 1]))
+    {(0, 0): Fraction(1, 4), (0, 1): Fraction(3, 4)}
     """
     target = target or world.target
     by_length: list[dict[Prefix, Fraction]] = [defaultdict(Fraction) for _ in range(world.k + 2)]
@@ -129,7 +143,12 @@ def total_variation(a: Emitted, b: Emitted) -> Fraction:
 
 
 def is_lossless(law: Emitted, world: World) -> bool:
-    """Whether the completed law equals the target's, sequence by sequence, with ``==``."""
+    """Whether the completed law equals the target's, sequence by sequence, with ``==``.
+
+    >>> from specdec_proofs.worlds import toy
+    >>> is_lossless(token(toy()), toy()), is_lossless({(0,): Fraction(1)}, toy())
+    (True, False)
+    """
     reached, wanted = completed(law, world), joint(world)
     return all(reached.get(x, ZERO) == wanted.get(x, ZERO) for x in prefixes(world, world.k + 1))
 
@@ -148,7 +167,11 @@ def emitted_lengths(law: Emitted) -> dict[int, Fraction]:
 
 
 def expected_emitted(law: Emitted) -> Fraction:
-    """Mean number of emitted tokens, the block efficiency: one more than the mean number of accepted ones."""
+    """Mean number of emitted tokens, the block efficiency: one more than the mean number of accepted ones.
+
+    >>> expected_emitted({(0,): Fraction(1, 2), (1, 0): Fraction(1, 2)})
+    Fraction(3, 2)
+    """
     return sum((n * mass for n, mass in emitted_lengths(law).items()), ZERO)
 
 

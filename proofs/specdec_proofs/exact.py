@@ -53,7 +53,11 @@ Task = tuple[str, str, Callable[[], Figure]]
 
 
 def claims() -> Iterator[Task]:
-    """The exact claims, in reading order: name, gate, measurement."""
+    """The exact claims, in reading order: name, gate, measurement.
+
+    >>> next(claims())[:2]
+    ('algorithm: law of token verification is p', 'TV == 0')
+    """
     yield "algorithm: law of token verification is p", "TV == 0", _algorithm
     yield "algorithm: mean accepted equals its formula", "difference == 0", _acceptance
     yield "algorithm and code: mean emitted on the toy", "== 541/240", _toy

@@ -62,6 +62,11 @@ def tensors(world: World, made: list[Prefix], dtype: torch.dtype, *, draft_rows:
 
     Args:
         draft_rows: rows of ``probs``, k unless given; mutants that take a bonus from the proposer need one more.
+
+    >>> from specdec_proofs.worlds import toy
+    >>> tensors(toy(), [(1,), (2, 0)], torch.float32).draft.tokens
+    tensor([[ 1, -1],
+            [ 2,  0]])
     """
     rows = world.k if draft_rows is None else draft_rows
     target = torch.full((len(made), world.k + 1, world.vocab), torch.nan, dtype=dtype)
@@ -99,7 +104,12 @@ def law(rows: torch.Tensor, draw: Callable[..., Any] = shipped_draw, *, probes: 
 
 
 def draw_law(world: World, dtype: torch.dtype, draw: Callable[..., Any] = shipped_draw) -> tuple[dict[Prefix, Fraction], list[str], int]:
-    """Exact law of the drafts of a world as the shipped sampler draws them, with violations and evaluations."""
+    """Exact law of the drafts of a world as the shipped sampler draws them, with violations and evaluations.
+
+    >>> from specdec_proofs.worlds import toy
+    >>> {draft: float(mass) for draft, mass in draw_law(toy(1), torch.float64)[0].items()}
+    {(0,): 0.25, (1,): 0.5, (2,): 0.25}
+    """
     asked = {x[:i] for x, _ in drafts(world) for i in range(world.k)}
     weights: dict[Prefix, Fraction] = {}
     known: dict[Prefix, Law] = {}

@@ -12,7 +12,11 @@ __all__ = ["as_json", "table"]
 
 
 def table(claims: Sequence[Claim], title: str = "Claims about the code that ships") -> "Table":
-    """A table with one line a claim, for ``rich.console.Console.print``."""
+    """A table with one line a claim, for ``rich.console.Console.print``.
+
+    >>> table([Claim("a", 0.0, "== 0", True, "", 0.5)]).row_count
+    1
+    """
     from rich.table import Table
     from rich.text import Text
 

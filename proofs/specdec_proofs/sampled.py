@@ -27,15 +27,19 @@ SEED = 20_240  # of all fixed keys; a claim has the key fold_in(key(SEED), its n
 
 
 def claims() -> Iterator[Task]:
-    """The statistical claims, in reading order: name, gate, measurement."""
+    """The statistical claims, in reading order: name, gate, measurement.
+
+    >>> next(claims())[:2]
+    ('sampled: joint law, V=3 K=2', 'p > 1e-06')
+    """
     number = iter(range(1000))
     above, below = f"p > {ALPHA:g}", f"p <= {ALPHA:g}"
     decide = verifiers.token.decide
     yield "sampled: joint law, V=3 K=2", above, _fits(decide, chain_reference(), 3, 200_000, next(number))
-    yield "sampled: joint law, V=6 K=3, 1,296 cells", above, _fits(decide, softmax(0), 4, 200_000, next(number))
+    yield "sampled: joint law, V=6 K=3, 1,296 cells", above, _fits(decide, softmax(0), 4, 100_000, next(number))
     yield "sampled: joint law, varying length", above, _fits(decide, stopping(softmax(0, 4, 3)), 4, 100_000, next(number))
-    yield "sampled: first two tokens, V=64 K=4", above, _fits(decide, wide(), 2, 200_000, next(number))
-    yield "sampled: tail tokens, V=64", f"p > {ALPHA:g} (Holm)", _tails(decide, wide(1, k=1), 200_000, next(number))
+    yield "sampled: first two tokens, V=64 K=4", above, _fits(decide, wide(), 2, 100_000, next(number))
+    yield "sampled: tail tokens, V=64", f"p > {ALPHA:g} (Holm)", _tails(decide, wide(1, k=1), 100_000, next(number))
     yield "sampled: one law from five proposers", above, _homogeneous(decide, 40_000, next(number))
     for mutant in catalogue():
         name = f"{mutant.number:02d} {mutant.name}" if mutant.number is not None else f"chain, {mutant.name}"
@@ -49,6 +53,10 @@ def repetitions(count: int, n: int, *, start: int = 0, seed: int = SEED) -> Iter
 
     Worlds take turns: soft drafts, one-hot drafts, drafts of varying length, a larger vocabulary, the toy. Expected counts are 20 or more,
     so that the p-values are uniform to well within what ``chi2.uniformity`` can see.
+
+    >>> first, second = repetitions(2, 1000)
+    >>> next(repetitions(2, 1000, start=1)) == second
+    True
     """
     worlds = [(chain_reference(), 3), (declared_one_hot(chain_reference()), 3), (stopping(chain_reference()), 3), (pair_reference(), 2), (toy(3), 4)]
     laws = [cells(world, joint(world), length) for world, length in worlds]

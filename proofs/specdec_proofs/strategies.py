@@ -21,6 +21,10 @@ def laws(draw: Any, vocab: int, zeros: bool = True) -> Law:
 
     Args:
         zeros: whether tokens of probability 0 may occur.
+
+    >>> from hypothesis import find
+    >>> find(laws(2), lambda law: law[0] == 0)
+    (Fraction(0, 1), Fraction(1, 1))
     """
     least = 0 if zeros else 1
     small = st.lists(st.integers(least, 3), min_size=vocab, max_size=vocab)
@@ -32,7 +36,12 @@ def laws(draw: Any, vocab: int, zeros: bool = True) -> Law:
 
 @st.composite
 def worlds(draw: Any, most_vocab: int = 3, most_k: int = 2) -> World:
-    """A small world whose rows depend on the whole prefix; soft or declared one-hot, with drafts that may stop early."""
+    """A small world whose rows depend on the whole prefix; soft or declared one-hot, with drafts that may stop early.
+
+    >>> from hypothesis import find
+    >>> find(worlds(), lambda world: world.k == 2).vocab
+    2
+    """
     vocab, k = draw(st.integers(2, most_vocab)), draw(st.integers(1, most_k))
     heads: list[Prefix] = [()]
     for head in heads:
@@ -47,14 +56,24 @@ def worlds(draw: Any, most_vocab: int = 3, most_k: int = 2) -> World:
 
 @st.composite
 def rows(draw: Any, count: int, vocab: int, dtype: torch.dtype = torch.float64, zeros: bool = True) -> torch.Tensor:
-    """``count`` laws as a float tensor [count, vocab]."""
+    """``count`` laws as a float tensor [count, vocab].
+
+    >>> from hypothesis import find
+    >>> find(rows(1, 2), lambda law: bool(law[0, 0] > 0.6))
+    tensor([[1., 0.]], dtype=torch.float64)
+    """
     exact = [draw(laws(vocab, zeros)) for _ in range(count)]
     return torch.tensor([[float(x) for x in law] for law in exact], dtype=torch.float64).reshape(count, vocab).to(dtype)
 
 
 @st.composite
 def drafts(draw: Any, k: int, vocab: int, dtype: torch.dtype = torch.float64) -> Draft:
-    """A chain of up to ``k`` tokens that its laws can give, padded; soft or one-hot."""
+    """A chain of up to ``k`` tokens that its laws can give, padded; soft or one-hot.
+
+    >>> from hypothesis import find
+    >>> find(drafts(2, 3), lambda draft: int(draft.length) == 1).tokens
+    tensor([ 0, -1])
+    """
     length = draw(st.integers(0, k))
     probs = draw(rows(k, vocab, dtype))
     tokens = [draw(st.sampled_from(torch.nonzero(row).flatten().tolist())) for row in probs]
@@ -63,5 +82,10 @@ def drafts(draw: Any, k: int, vocab: int, dtype: torch.dtype = torch.float64) ->
 
 
 def keys() -> st.SearchStrategy[random.Key]:
-    """Keys from seeds of either sign, small ones first."""
+    """Keys from seeds of either sign, small ones first.
+
+    >>> from hypothesis import find
+    >>> find(keys(), lambda key: int(random.key_data(key)[1]) > 5)
+    Key(words=tensor([0, 6]))
+    """
     return st.one_of(st.integers(0, 100), st.integers(-(2**63), 2**63 - 1)).map(random.key)

@@ -92,7 +92,11 @@ def normalised(weights: Iterable[Fraction | int | float]) -> Law:
 
 
 def prefixes(world: World, length: int) -> Iterator[Prefix]:
-    """Every sequence of ``length`` tokens, in lexicographic order."""
+    """Every sequence of ``length`` tokens, in lexicographic order.
+
+    >>> list(prefixes(toy(), 1))
+    [(0,), (1,), (2,)]
+    """
     if length == 0:
         yield ()
         return
@@ -123,6 +127,9 @@ def toy(k: int = 2, start: int = 0) -> World:
     """The bigram target and draft that the catalogue of public faults uses, after token ``start``.
 
     With k = 2 from token 0 the emitted length has law {1: 1/4, 2: 59/240, 3: 121/240} and mean 541/240 under the token rule.
+
+    >>> toy().target((0, 1))
+    (Fraction(1, 10), Fraction(3, 5), Fraction(3, 10))
     """
     target = [normalised(row) for row in ([2, 1, 1], [1, 6, 3], [1, 1, 1])]
     draft = [normalised(row) for row in ([1, 2, 1], [5, 2, 3], [4, 1, 1])]
@@ -131,13 +138,21 @@ def toy(k: int = 2, start: int = 0) -> World:
 
 
 def independent(p: Iterable[Fraction | int | float], q: Iterable[Fraction | int | float], k: int = 1, name: str = "independent") -> World:
-    """A world whose rows are the same at every position: the target ``p`` and the draft ``q``."""
+    """A world whose rows are the same at every position: the target ``p`` and the draft ``q``.
+
+    >>> independent([1, 3], [1, 1]).target((0,))
+    (Fraction(1, 4), Fraction(3, 4))
+    """
     target, draft = normalised(p), normalised(q)
     return World(name, len(target), k, lambda prefix: target, lambda prefix: draft, state=lambda prefix: ())
 
 
 def softmax(seed: int, vocab: int = 6, k: int = 3, scale: float = 2.0) -> World:
-    """Rows softmax(N(0, scale)), different after every prefix; float64 values read as rationals and normalised."""
+    """Rows softmax(N(0, scale)), different after every prefix; float64 values read as rationals and normalised.
+
+    >>> [round(float(mass), 3) for mass in softmax(0, vocab=3).target(())], sum(softmax(0).target((2, 5)))
+    ([0.227, 0.136, 0.637], Fraction(1, 1))
+    """
 
     @functools.cache
     def row(role: int, prefix: Prefix) -> Law:
@@ -152,6 +167,9 @@ def mixed_tables(seed: int, vocab: int = 4, k: int = 3, zeros: float = 0.35) -> 
 
     Rows depend on the whole prefix. Half of the prefixes have two independent rows in which each entry is 0 with probability ``zeros``; the
     others have equal rows, one-hot targets, one-hot drafts, uniform rows (ties everywhere), or supports that share no token.
+
+    >>> sum(mixed_tables(0).target((1, 2))), mixed_tables(0).target(()) == mixed_tables(1).target(())
+    (Fraction(1, 1), False)
     """
 
     @functools.cache
@@ -185,7 +203,11 @@ def mixed_tables(seed: int, vocab: int = 4, k: int = 3, zeros: float = 0.35) -> 
 
 
 def wide(seed: int = 0, vocab: int = 64, k: int = 4) -> World:
-    """A bigram world for sampling at a larger vocabulary: rows softmax(N(0, 1.5)) that depend on the last token."""
+    """A bigram world for sampling at a larger vocabulary: rows softmax(N(0, 1.5)) that depend on the last token.
+
+    >>> wide().target((3, 5)) == wide().target((5,)) != wide().target((3,))
+    True
+    """
 
     @functools.cache
     def row(role: int, last: int) -> Law:
@@ -197,12 +219,20 @@ def wide(seed: int = 0, vocab: int = 64, k: int = 4) -> World:
 
 
 def declared_one_hot(world: World) -> World:
-    """The same world with a proposer that does not say what law it drew from."""
+    """The same world with a proposer that does not say what law it drew from.
+
+    >>> declared_one_hot(toy()).soft, declared_one_hot(toy()).draft(()) == toy().draft(())
+    (False, True)
+    """
     return world._replace(name=f"{world.name}, declared one-hot", soft=False)
 
 
 def greedy_draft(world: World) -> World:
-    """The same target, with a proposer that always takes the likeliest token of its law and declares it one-hot."""
+    """The same target, with a proposer that always takes the likeliest token of its law and declares it one-hot.
+
+    >>> greedy_draft(toy()).draft(())
+    (Fraction(0, 1), Fraction(1, 1), Fraction(0, 1))
+    """
 
     def draft(prefix: Prefix) -> Law:
         return _one_hot(world.vocab, _likeliest(world.draft(prefix)))
@@ -211,7 +241,11 @@ def greedy_draft(world: World) -> World:
 
 
 def cold(world: World) -> World:
-    """The same world at temperature 0: every target row is one-hot on its likeliest token, lowest id first among equals."""
+    """The same world at temperature 0: every target row is one-hot on its likeliest token, lowest id first among equals.
+
+    >>> cold(toy()).target(())
+    (Fraction(1, 1), Fraction(0, 1), Fraction(0, 1))
+    """
 
     def target(prefix: Prefix) -> Law:
         return _one_hot(world.vocab, _likeliest(world.target(prefix)))
@@ -220,7 +254,11 @@ def cold(world: World) -> World:
 
 
 def stopping(world: World, seed: int = 0) -> World:
-    """The same world with drafts of varying length: whether to go on is a fixed function of the tokens drafted so far."""
+    """The same world with drafts of varying length: whether to go on is a fixed function of the tokens drafted so far.
+
+    >>> sorted({len(draft) for draft, _ in drafts(stopping(toy()))})
+    [1, 2]
+    """
 
     @functools.cache
     def stop(prefix: Prefix) -> bool:
@@ -230,7 +268,12 @@ def stopping(world: World, seed: int = 0) -> World:
 
 
 def pair_reference(k: int = 1) -> World:
-    """The pair of laws over 16 tokens on which single-position mutants are measured: total variation .272, largest p .329."""
+    """The pair of laws over 16 tokens on which single-position mutants are measured: total variation .272, largest p .329.
+
+    >>> p, q = pair_reference().target(()), pair_reference().draft(())
+    >>> round(float(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2), 3)
+    0.272
+    """
     draw = np.random.default_rng(7)
     logits = draw.normal(size=16) * 1.5
     p = [math.exp(value) for value in logits]
@@ -282,6 +325,9 @@ def chain_reference() -> World:
     """The tables over 3 tokens, K = 2, on which chain mutants are measured; draft rows go one place further than the draft.
 
     That extra row is what a verifier reads that takes its bonus token from the proposer, so it must exist to be told apart.
+
+    >>> chain_reference().target((0, 1))
+    (Fraction(7, 17), Fraction(1, 17), Fraction(9, 17))
     """
     target = {prefix: normalised(row) for prefix, row in CHAIN_TARGET.items()}
     draft = {prefix: normalised(row) for prefix, row in CHAIN_DRAFT.items()}

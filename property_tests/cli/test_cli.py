@@ -138,6 +138,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("--temperature 0 --verifier greedy --k 3", {"proposer": "ngram", "verifier": "greedy", "k": 3, "sampling": SamplingParams(0)}),
     ("--ignore-eos --invariant", {"proposer": "ngram", "ignore_eos": True, "invariant": True}),
     ("--stop q --stop zz", {"proposer": "ngram", "stop": ["q", "zz"]}),
+    ("--logit-bias 258=60 --min-tokens 3", {"proposer": "ngram", "sampling": SamplingParams(logit_bias={258: 60}, min_tokens=3)}),
     ("--allowed-ids 65,66,67", {"proposer": "ngram", "sampling": SamplingParams(allowed_ids=[65, 66, 67])}),
     (
         CONTROLS,

@@ -130,18 +130,21 @@ def test_penalties_count_emitted_tokens_once(seed: int, k: int, every: int, pena
     assert generate(model, prompt, sampling=sampling, max_tokens=16, k=k, draft_fn=draft_fn).tokens == plain
 
 
+@pytest.mark.parametrize("right", range(6))
 @pytest.mark.parametrize("end", range(1, 7))
-def test_no_count_goes_past_the_stop(end: int) -> None:
+def test_no_count_goes_past_the_stop(end: int, right: int) -> None:
     """L5, T6: every count is of tokens that were given out; ids, kinds, log-probabilities and pieces agree."""
     circle = toy.bigram(torch.eye(7, dtype=torch.float64).roll(1, dims=1))
-    settings: dict[str, Any] = {"draft_fn": lambda c: [(c[-1] + i) % 7 for i in range(1, 6)], "k": 5, "stop_ids": [end], "max_tokens": 50}
-    done = generate(circle, [0], **settings)
-    given_out = [token for piece in stream(circle, [0], **settings) for token in piece.tokens]
-    assert done.tokens == given_out == list(range(1, end + 1))
-    assert done.stats.emitted == len(done.logprobs) == end
-    assert done.stats.accepted == sum(kept for _, kept in done.stats.per_position) <= end
+    draft_fn = lambda c: [(c[-1] + i) % 7 for i in range(1, right + 1)] + [c[-1]] * (5 - right)  # noqa: E731
+    settings: dict[str, Any] = {"draft_fn": draft_fn, "k": 5, "stop_ids": [end], "max_tokens": 50}
+    done, pieces = generate(circle, [0], **settings), list(stream(circle, [0], **settings))
+    assert done.tokens == [token for piece in pieces for token in piece.tokens] == list(range(1, end + 1))
+    kinds = [kind for piece in pieces for kind in piece.kinds]
+    assert done.stats.emitted == len(done.logprobs) == len(kinds) == end
+    assert done.stats.passes == len(pieces)
+    assert done.stats.accepted == kinds.count("accepted") == sum(kept for _, kept in done.stats.per_position)
     assert all(kept <= seen for seen, kept in done.stats.per_position)
-    assert sum(seen for seen, _ in done.stats.per_position) == done.stats.proposed
+    assert done.stats.proposed == sum(seen for seen, _ in done.stats.per_position)
 
 
 def test_a_prompt_over_the_limit_is_refused_and_the_next_runs() -> None:

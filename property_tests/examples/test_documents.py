@@ -38,7 +38,7 @@ def test_the_loop_in_the_readme_speculates():
     circle = toy.bigram(torch.eye(4, dtype=torch.float64).roll(1, dims=1))
     tokens = names["speculate"](circle, [0, 1, 2, 3, 0, 1], passes=2)
     assert tokens[:12] == [i % 4 for i in range(12)]
-    assert len(tokens) == 6 + 2 * 5 - 1  # the first draft ends where the text did: three tokens and a bonus; then a whole one
+    assert len(tokens) == 6 + 2 * 5  # two passes, each with a whole draft of four and a bonus
 
 
 def test_the_readme_is_one_page_and_names_real_files():

@@ -1,6 +1,7 @@
 """The dense cache against a list of tokens and a cold forward, against its pure reference, and with poison in what is not state."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,10 +141,12 @@ def test_writes_are_in_place_and_nothing_is_copied() -> None:
     assert not set(places) & {tensor.data_ptr() for tensor in (*grown.keys, *grown.values)}
 
 
-def test_a_cache_outlives_inference_mode() -> None:
+@pytest.mark.parametrize(
+    "born", [lambda: dense.init(CONFIG, 8, dtype=torch.float64), lambda: dense.grow(dense.init(CONFIG, 4, dtype=torch.float64), 8)]
+)
+def test_a_cache_outlives_inference_mode(born: Callable[[], dense.DenseCache]) -> None:
     with torch.inference_mode():
-        cache = dense.grow(dense.init(CONFIG, 4, dtype=torch.float64), 8)
-        _, cache = MODEL.apply(MODEL.params, torch.tensor([1]), torch.tensor([0]), cache, dense.attend)
+        _, cache = MODEL.apply(MODEL.params, torch.tensor([1]), torch.tensor([0]), born(), dense.attend)
     with torch.no_grad():
         found, _ = MODEL.apply(MODEL.params, torch.tensor([2, 3]), torch.tensor([1, 2]), dense.advance(cache, 1), dense.attend)
     torch.testing.assert_close(found, logits(MODEL, [1, 2, 3])[1:], atol=1e-10, rtol=1e-10)

@@ -50,7 +50,6 @@ def test_gradients_reach_the_table() -> None:
 @pytest.mark.parametrize(
     ("table", "error", "said"),
     [
-        ([[1.0]], TypeError, "received list"),
         (torch.eye(2, dtype=torch.int64), TypeError, "received torch.int64"),
         (torch.ones(2, 3) / 3, ValueError, "shape (2, 3)"),
         (torch.ones(0, 0), ValueError, "shape (0, 0)"),
@@ -71,9 +70,9 @@ def test_refusals(table: Any, error: type[Exception], said: str) -> None:
         ([], ValueError, "at least one token"),
         ([0, 3], ValueError, "[0, 3), received 3"),
         ([-1], ValueError, "[0, 3), received -1"),
-        ([0.5], TypeError, "torch.float32"),
+        (torch.tensor([0.5]), TypeError, "torch.float32"),
         ([True], TypeError, "torch.bool"),
-        ([[0, 1]], ValueError, "shape (1, 2)"),
+        (torch.tensor([[0, 1]]), ValueError, "shape (1, 2)"),
         ([0] * 5, ValueError, "5 tokens do not fit into the model's context of 4"),
     ],
 )

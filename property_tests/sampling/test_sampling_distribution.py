@@ -196,6 +196,18 @@ def test_half_types_are_computed_in_float32_and_the_others_as_they_come(dtype):
         torch.testing.assert_close(law.double(), expected, rtol=1e-15 if dtype == torch.float64 else 1e-6, atol=0)
 
 
+@given(st.integers(0, 2**31), st.integers(0, 60), st.sampled_from([-1, 1]), st.sampled_from([50, 5000]))
+def test_sums_of_float32_laws_are_taken_in_float64(seed, last, side, vocab):
+    """The cut is put 2e-9 to either side of an exact sum, which a float32 sum cannot tell apart."""
+    logits = 3 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+    exact = {token: Fraction(value) for token, value in enumerate(run(logits, SamplingParams(), dtype=torch.float32).tolist())}
+    ranked = sorted(exact, key=lambda token: (-exact[token], token))[: min(last, vocab - 2) + 1]
+    mass = sum(exact[token] for token in ranked)
+    assume(mass < 1 - Fraction(1, 10**6) and exact[ranked[-1]] > Fraction(1, 10**7))
+    found = run(logits, SamplingParams(top_p=float(mass + SLACK + side * 2 * SLACK)), dtype=torch.float32)
+    assert int((found > 0).sum()) == len(ranked) + (side > 0)
+
+
 def test_penalties_do_not_lose_precision_in_float64():
     law = run([0.0, 0.0], SamplingParams(presence_penalty=0.1, frequency_penalty=0.2), generated=[0])
     assert abs(law[0] / law[1] - math.exp(-0.1 - 0.2)) < 1e-15

@@ -40,6 +40,7 @@ def test_at_least_kth_holds_every_token_down_to_the_kth_and_its_ties(values, dat
 def test_shortest_prefix_holds_the_prefix(pairs, goal, descending, dtype):
     order, mass = (torch.tensor(each, dtype=dtype) for each in zip(*pairs, strict=True))
     found = real(shortest_prefix(order, mass, goal, descending=descending))
+    assert all(pairs[token][1] > 0 for token in found)
     ranked = sorted(range(len(pairs)), key=lambda token: (-pairs[token][0] if descending else pairs[token][0], token))
     total = 0.0
     for token in ranked:

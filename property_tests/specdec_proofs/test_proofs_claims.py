@@ -8,6 +8,7 @@ import pytest
 from specdec_fn.speculate import verifiers
 from specdec_proofs import claims, exact, report, sampled
 from specdec_proofs.claim import Claim, Figure, settle
+from specdec_proofs.enumerate import token
 from specdec_proofs.mutants import catalogue
 
 TASKS = {name: (gate, measurement) for name, gate, measurement in (*exact.claims(), *sampled.claims())}
@@ -55,9 +56,12 @@ def test_claims_about_keys_and_greedy_fail_when_they_should(monkeypatch: pytest.
 
 
 def test_a_mutant_that_does_nothing_is_not_called_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = catalogue()[0]._replace(edits=())
+    first, second = catalogue()[:2]
+    dead = first._replace(edits=())
     assert not exact._killed(dead)().passed
     assert not sampled._rejected(dead, 0)().passed
+    assert not exact._killed(dead._replace(law=token))().passed, "its law is as written down, and it is the right one"
+    assert not exact._killed(first._replace(law=second.law))().passed, "wrong, but not as written down"
 
 
 def test_a_measurement_that_raises_is_a_failed_claim() -> None:

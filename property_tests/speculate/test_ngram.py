@@ -110,7 +110,7 @@ def test_paying_rests_ever_longer_on_wrong_drafts_and_wakes_again():
     assert sum(map(bool, run(wrong, lambda place: 5 if place > 60 else 0, 100)[-20:])) == 20
 
 
-@pytest.mark.parametrize("settings", [{"least": -1}, {"memory": 1.0}, {"longest_pause": 0}, {"start": float("nan")}])
+@pytest.mark.parametrize("settings", [{"least": -1.0}, {"memory": 1.0}, {"longest_pause": 0}, {"start": float("nan")}])
 def test_paying_refuses_bad_settings(settings):
     with pytest.raises(ValueError, match="expected"):
         paying.proposer(ngram.proposer(), **settings)

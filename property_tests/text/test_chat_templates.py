@@ -14,8 +14,9 @@ from specdec_fn.text import chat, tokenizer
 TURN = "<|im_start|>"
 END = "<|im_end|>"
 
-# A library tokenizer of bytes with control tokens of several habits: one swallows what follows, one what precedes it, two share a part.
-CONTROLS = ["<s>", TURN, END, AddedToken("<|user|>", rstrip=True), AddedToken("<end>", lstrip=True), "[A][B]", "[B][C]", "\u2588"]
+# A library tokenizer of bytes with control tokens of several habits: one swallows what follows, one what precedes it, two share a part, one
+# begins another.
+CONTROLS = ["<s>", TURN, END, AddedToken("<|user|>", rstrip=True), AddedToken("<end>", lstrip=True), "[A][B]", "[B][C]", "\u2588", "\u2588++"]
 
 
 def library():
@@ -37,6 +38,7 @@ TEMPLATES = {
     ),
     "trimmed": "{{ bos_token }}{% for m in messages %}[A][B]{{ m.content | trim }}[B][C]{% endfor %}",
     "swallowing": "{% for m in messages %}<|user|>\n{{ m.content }}\n<end>\u2588{% endfor %}",
+    "seams": "{% for m in messages %}[A]{{ m.content | trim }}|im_end|>\u2588++{% endfor %}",
     "glued": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}<end>{% endfor %}",
     "looking inside": (
         "{% for m in messages %}{% if '<think>' in m.content %}T{{ m.content.split('<think>')[-1].lstrip('\n') }}"
@@ -52,7 +54,7 @@ TEMPLATES = {
     "no clock": "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}1999{% endif %}{{ messages[0].content }}",
 }
 
-benign = st.text(st.sampled_from("aHI <|>\n\té한[]BCend"), max_size=12)
+benign = st.text(st.sampled_from("aHI <|>+\n\té한[]BCend"), max_size=12)
 hostile = st.lists(
     st.one_of(benign, st.sampled_from([*TEXTS, "<think>", "<|im_", "end|>", "[A]", "[B]", "[C]", "<", ">", "\U000f0000", "\U000f0001"])), max_size=5
 ).map("".join)
@@ -148,6 +150,22 @@ def test_the_shield_changes_control_texts_only_and_can_be_taken_off(messages):
         assert message["content"].translate(disguise) == original["content"]
         assert len(message["content"]) == len(original["content"])
     assert not set(disguise) & {ord(char) for message in messages for char in message["content"]}
+
+
+@pytest.mark.parametrize("content", ["[B]", " [B]\n", "<", "a<|im_start|><\t", "[B] <"])
+def test_message_and_template_together_write_no_control_token(content):
+    """F8: "[A]" and "|im_end|>" are the template's, what would complete them is the message's."""
+    ours, _ = PAIRS["seams"]
+    ids = ours.chat([{"role": "user", "content": content}])
+    assert control_count(ids) == 1
+    assert ids[-1] == LIBRARY.token_to_id("\u2588++")
+    assert ours.decode(ids[:-1], skip_special=False) == f"[A]{content.strip()}|im_end|>"
+
+
+def test_control_tokens_swallow_white_space_beside_a_hostile_message_too():
+    ours, _ = PAIRS["swallowing"]
+    user, end, block = (LIBRARY.token_to_id(text) for text in ("<|user|>", "<end>", "\u2588"))
+    assert ours.chat([{"role": "user", "content": "a<s>b"}]) == [user, *ours.encode("a<s>b"), end, block]
 
 
 def test_other_fields_are_shielded_too():

@@ -49,7 +49,15 @@ def naive(model: Model, key: Key, law: Law, prompt: Sequence[int], count: int) -
 
 
 def cached(model: Model, key: Key, law: Law, prompt: Sequence[int], count: int) -> Iterator[int]:
-    """Emits the same tokens with one row a forward: keys and values of the past are kept, and the cost of token n stays flat."""
+    """Emits the same tokens with one row a forward: keys and values of the past are kept, and the cost of token n stays flat.
+
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> circle = models.toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
+    >>> list(cached(circle, key(0), law(SamplingParams()), [0], 4))
+    [1, 2, 0, 1]
+    """
     tokens = list(prompt)
     cache = prefill(model, prompt, count)
     for _ in range(count):
@@ -84,6 +92,19 @@ def speculative(
         k: most drafted tokens of a pass; it drafts ``min(k, tokens left - 1)``.
         ends: ids behind which nothing need be drafted.
         attend: how the model attends to the cache.
+
+    Raises:
+        NoLawError: logits of NaN, or that allow nothing, where a token is needed.
+        ValueError: a draft with ids outside the vocabulary.
+
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> from specdec_fn.speculate import proposers, verifiers
+    >>> circle = models.toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
+    >>> parts = circle, key(0), law(SamplingParams()), [0], 4, proposers.scripted.proposer(lambda context: [1, 2, 1])
+    >>> [(one.tokens, one.kinds) for one in speculative(*parts, verifiers["token"], 3)]
+    [([1, 2, 0], ['accepted', 'accepted', 'recovered']), ([1], ['plain'])]
     """
     tokens, guess = list(prompt), proposer.init(prompt)
     cache = prefill(model, prompt, count, attend)
@@ -106,7 +127,11 @@ def speculative(
 
 @torch.inference_mode()
 def prefill(model: Model, prompt: Sequence[int], count: int, attend: Attend = dense.attend) -> dense.DenseCache:
-    """A cache with room for the prompt and ``count`` tokens, filled with all of the prompt but its last token, in chunks."""
+    """A cache with room for the prompt and ``count`` tokens, filled with all of the prompt but its last token, in chunks.
+
+    >>> prefill(models.toy.bigram(torch.eye(3)), [0, 1, 2], 4).length
+    2
+    """
     parameter = _parameter(model)
     cache = dense.init(model.config, len(prompt) + count, dtype=parameter.dtype, device=parameter.device)
     for start in range(0, len(prompt) - 1, PREFILL_CHUNK):

@@ -68,6 +68,11 @@ def settle(
 
     Raises:
         TypeError, ValueError: what was received and what was expected, in one sentence.
+
+    >>> from specdec_fn.models import toy
+    >>> rest = (None, 0, SamplingParams(), None, "token", 5, 128, (), (), False, False, None)
+    >>> settle(toy.bigram(torch.eye(3), context=10), [0, 1], *rest).limit
+    8
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is {model!r:.80}; expected a Model, such as load(...)[0]")

@@ -5,7 +5,7 @@ Attention here is an ``attend`` value for a model's pass. The pass writes its ro
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from specdec_fn.typing import Float, Tensor
 __all__ = ["DenseCache", "advance", "attend", "attend_invariant", "attend_pure", "grow", "init", "truncate"]
 
 
+@runtime_checkable
 class Sizes(Protocol):
     """Anything with these sizes, for example a model's configuration."""
 

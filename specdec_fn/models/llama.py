@@ -36,7 +36,10 @@ def _present(cls: C) -> C:
         return [getattr(value, name) for name in present], present
 
     def unflatten(children: Iterable[Any], present: tuple[str, ...]) -> Any:
-        return cls(**{**dict.fromkeys(names), **dict(zip(present, children, strict=True))})
+        # Not through __init__: the children may be any placeholders, which a check of shapes would refuse.
+        made: Any = object.__new__(cls)
+        made.__dict__.update({**dict.fromkeys(names), **dict(zip(present, children, strict=True))})
+        return made
 
     torch_pytree.register_pytree_node(cls, flatten, unflatten)
     return cls

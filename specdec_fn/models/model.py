@@ -74,7 +74,7 @@ def causal(
     return torch.cat(out), kv
 
 
-def logits(model: Model, tokens: Int[Tensor, "tokens"] | Sequence[int]) -> Float[Tensor, "tokens vocab"]:
+def logits(model: Model, tokens: Tensor | Sequence[int]) -> Float[Tensor, "tokens vocab"]:
     """Computes the logits after every token in one cold pass: no cache, positions 0 to T-1.
 
     Args:
@@ -113,7 +113,7 @@ def invariant(model: Model) -> Model:
     return model._replace(apply=model.invariant.apply, prefill=model.invariant.prefill)
 
 
-def checked(config: Config, tokens: Int[Tensor, "tokens"] | Sequence[int]) -> Int[Tensor, "tokens"]:
+def checked(config: Config, tokens: Tensor | Sequence[int]) -> Int[Tensor, "tokens"]:
     """The ids as an int64 tensor, or one sentence that says why they cannot be token ids of this model."""
     ids = torch.as_tensor(tokens)
     if ids.numel() == 0:

@@ -11,14 +11,14 @@ from specdec_fn.typing import Float, Int, Tensor
 __all__ = ["bigram"]
 
 
-def bigram(table: Float[Tensor, "vocab vocab"], *, context: int = 2**20) -> Model:
+def bigram(table: Tensor, *, context: int = 2**20) -> Model:
     """Builds a model whose law after a token is that token's row of a table, whatever came before.
 
     Its params are the logarithm of the table, in the table's dtype (-inf where the table is 0); logits = params[token]. It keeps no keys
     and hands ``kv`` on, and it is its own invariant form.
 
     Args:
-        table: row t is the law of the token after t.
+        table: [vocab, vocab]; row t is the law of the token after t.
         context: most positions it accepts.
 
     Raises:

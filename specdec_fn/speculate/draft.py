@@ -57,6 +57,6 @@ def first(draft: Draft, count: int) -> Draft:
     >>> first(chain([5, 7, 9], 5), 2).tokens
     tensor([5, 7])
     """
-    probs = None if draft.probs is None else draft.probs[:count]
-    parents = None if draft.parents is None else draft.parents[:count]
-    return Draft(draft.tokens[:count], probs, draft.length.clamp(max=count), parents)
+    probs = None if draft.probs is None else draft.probs[:count].clone()
+    parents = None if draft.parents is None else draft.parents[:count].clone()
+    return Draft(draft.tokens[:count].clone(), probs, draft.length.clamp(max=count), parents)

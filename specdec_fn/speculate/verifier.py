@@ -57,6 +57,11 @@ def check(target_probs: Tensor, draft: Draft) -> None:
     Raises:
         ValueError: shapes that do not fit, ids outside the vocabulary, a length outside [0, K], a parent that comes after its child, rows
             that are negative, NaN or do not sum to 1.
+
+    >>> check(torch.eye(3), Draft(torch.tensor([1]), None, torch.tensor(1)))
+    Traceback (most recent call last):
+    ...
+    ValueError: received target_probs [3, 3] and draft.tokens [1]; expected [K + 1, V] and [K]
     """
     k = draft.tokens.shape[-1] if draft.tokens.dim() else -1
     if draft.tokens.dim() != 1 or target_probs.dim() != 2 or target_probs.shape[0] != k + 1:

@@ -8,8 +8,8 @@ template would see a stand-in where it trims or tests the text. So the text is d
    last character of a message that ends as a control text begins, and the first of one that begins as a control text ends. A harmless
    message is untouched.
 2. The template is rendered. Whatever control text stands in the result was written by the template.
-3. The disguise is taken off. If that brings no new control text into being, the whole is encoded in one go, as the model was trained.
-   If it does, the control tokens of step 2 are fixed as ids and all the rest is encoded as plain text.
+3. Without a disguise the whole is encoded in one go. With one, the control tokens of step 2 are fixed as ids, the disguise is taken off, and
+   all the rest is encoded as plain text, cut into words as it would be between control tokens.
 
 A template that itself glues a control text together out of a message's field, as in ``'<|' + role + '|>'``, is taken at its word.
 """
@@ -103,12 +103,9 @@ def encoder(
         text = render(safe)
         if not disguise:
             return encode(text)
-        parts = [part.translate(disguise) for part in pattern.split(text)]
-        text = text.translate(disguise)
-        if pattern.split(text) == parts:
-            return encode(text)
+        parts = pattern.split(text)
         ids = [by_text[part] if part in by_text else by_text[part.strip()] for part in parts[1::2]]
-        return interleave(parts[::2], ids)
+        return interleave([part.translate(disguise) for part in parts[::2]], ids)
 
     return chat
 
@@ -124,7 +121,7 @@ def shield(messages: Sequence[Mapping[str, Any]], controls: Sequence[str]) -> tu
     """
     if not controls:
         return list(messages), {}
-    pattern = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
+    pattern = re.compile("|".join(map(re.escape, controls)))
     heads = {text[:n] for text in controls for n in range(1, len(text))}
     tails = {text[n:] for text in controls for n in range(1, len(text))}
     longest = max(map(len, controls))
@@ -140,11 +137,12 @@ def shield(messages: Sequence[Mapping[str, Any]], controls: Sequence[str]) -> tu
         while pattern.search(text):  # taking away one control text can lay bare another that overlapped it
             text = pattern.sub(lambda found: standin(found[0][0]) + found[0][1:], text)
         core = text.strip()  # a template may trim
+        seams = set()
         if any(core[-n:] in heads for n in range(1, longest)):
-            at = len(text.rstrip()) - 1
-            text = text[:at] + standin(text[at]) + text[at + 1 :]
+            seams.add(len(text.rstrip()) - 1)
         if any(core[:n] in tails for n in range(1, longest)):
-            at = len(text) - len(text.lstrip())
+            seams.add(len(text) - len(text.lstrip()))
+        for at in seams:
             text = text[:at] + standin(text[at]) + text[at + 1 :]
         return text
 

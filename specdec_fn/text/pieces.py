@@ -7,14 +7,15 @@ be a character. So the text of a list does not depend on how the list was cut, a
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = ["Pieces", "byte_level", "check", "decoder", "from_decoder"]
 
 # GPT-2's printable alphabet for the 256 bytes: printable Latin-1 stands for itself, the rest follow from U+0100 in order.
-_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_SHIFTED = [byte for byte in range(256) if byte not in _PLAIN]
-_TO_BYTES = {byte: byte for byte in _PLAIN} | {256 + n: byte for n, byte in enumerate(_SHIFTED)} | dict.fromkeys(_SHIFTED, 0xFFFF)
+_PLAIN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_SHIFTED = tuple(byte for byte in range(256) if byte not in _PLAIN)
+_TO_BYTES = MappingProxyType({byte: byte for byte in _PLAIN} | {256 + n: byte for n, byte in enumerate(_SHIFTED)} | dict.fromkeys(_SHIFTED, 0xFFFF))
 
 
 class Pieces(NamedTuple):

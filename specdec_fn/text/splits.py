@@ -4,6 +4,8 @@ A wrong split still decodes to readable text, so it is a fault that no smoke tes
 The expressions are the formats' own, as their published tokenizer files state them.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -40,13 +42,15 @@ def _cl100k(digits: str) -> str:
     return f"{words}|{digits}|{rest}"
 
 
-SPLITS: dict[str, Split] = {
-    "default": Split(),
-    "gpt-2": Split(),
-    "smollm": Split(single_digits=True),
-    "llama-bpe": Split(pattern=_cl100k(r"\p{N}{1,3}"), whole_words=True, bos=True),
-    "qwen2": Split(pattern=_cl100k(r"\p{N}"), nfc=True),
-}
+SPLITS: Mapping[str, Split] = MappingProxyType(
+    {
+        "default": Split(),
+        "gpt-2": Split(),
+        "smollm": Split(single_digits=True),
+        "llama-bpe": Split(pattern=_cl100k(r"\p{N}{1,3}"), whole_words=True, bos=True),
+        "qwen2": Split(pattern=_cl100k(r"\p{N}"), nfc=True),
+    }
+)
 
 
 def build(split: Split) -> "tuple[Normalizer | None, PreTokenizer]":

@@ -152,6 +152,9 @@ def equivalents() -> tuple[Mutant, ...]:
 
     The first is the rule "accept iff the target's own sample is the drafted token" (the sample is emitted either way): fewer tokens are accepted,
     none is wrong. The second drops the bonus token, which only shortens what is emitted.
+
+    >>> [control.name for control in equivalents()]
+    ["accept iff equal to the target's own sample", 'no bonus token']
     """
     return (
         Mutant(

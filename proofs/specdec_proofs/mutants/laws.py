@@ -29,7 +29,14 @@ Accept = Callable[[Fraction, Fraction], Fraction]
 
 
 def single(first: Callable[[Law, Law], Law]) -> Callable[[World], Emitted]:
-    """Lifts a law of the first token to the completed law of a world with one drafted token."""
+    """Lifts a law of the first token to the completed law of a world with one drafted token.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(single(lambda p, q: p)(world), world), is_lossless(single(lambda p, q: q)(world), world)
+    (True, False)
+    """
 
     def law(world: World) -> Emitted:
         assert world.k == 1
@@ -40,7 +47,14 @@ def single(first: Callable[[Law, Law], Law]) -> Callable[[World], Emitted]:
 
 
 def repaired(repair: Repair) -> Callable[[World], Emitted]:
-    """Right acceptance, wrong repair: m + beta repair(p, q)."""
+    """Right acceptance, wrong repair: m + beta repair(p, q).
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(repaired(residual)(world), world), is_lossless(repaired(lambda p, q: p)(world), world)
+    (True, False)
+    """
 
     def first(p: Law, q: Law) -> Law:
         m = [min(a, b) for a, b in zip(p, q, strict=True)]
@@ -51,7 +65,14 @@ def repaired(repair: Repair) -> Callable[[World], Emitted]:
 
 
 def accepting(accept: Accept) -> Callable[[World], Emitted]:
-    """Wrong acceptance, right repair: q accept + (1 - sum q accept) res."""
+    """Wrong acceptance, right repair: q accept + (1 - sum q accept) res.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(accepting(lambda p, q: min(ONE, p / q))(world), world), is_lossless(accepting(lambda p, q: p)(world), world)
+    (True, False)
+    """
 
     def first(p: Law, q: Law) -> Law:
         kept = [b * accept(a, b) for a, b in zip(p, q, strict=True)]
@@ -62,7 +83,14 @@ def accepting(accept: Accept) -> Callable[[World], Emitted]:
 
 
 def without_rejected() -> Callable[[World], Emitted]:
-    """Repair from p without the rejected token: m(x) + p(x) sum over t != x of max(q - p, 0)(t) / (1 - p(t))."""
+    """Repair from p without the rejected token: m(x) + p(x) sum over t != x of max(q - p, 0)(t) / (1 - p(t)).
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(without_rejected()(world), world)
+    False
+    """
 
     def first(p: Law, q: Law) -> Law:
         share = [max(b - a, ZERO) / (1 - a) for a, b in zip(p, q, strict=True)]
@@ -75,6 +103,12 @@ def shared_with_final() -> Callable[[World], Emitted]:
     """One uniform u decides acceptance of t (u < r_t) and then picks from the residual by its cumulative sums F.
 
     m(x) + sum over t of q(t) times the length of [F(x - 1), F(x)) that lies in [r_t, 1).
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(shared_with_final()(world), world)
+    False
     """
 
     def first(p: Law, q: Law) -> Law:
@@ -90,22 +124,50 @@ def shared_with_final() -> Callable[[World], Emitted]:
 
 
 def same_uniform(world: World) -> Emitted:
-    """One uniform for all acceptances: the first i tokens pass with probability min(r_1, ..., r_i) in place of the product."""
+    """One uniform for all acceptances: the first i tokens pass with probability min(r_1, ..., r_i) in place of the product.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import chain_reference
+    >>> world = chain_reference()
+    >>> is_lossless(same_uniform(world), world)
+    False
+    """
     return _chain(world, passes=lambda ratios: [min(ratios[: i + 1]) for i in range(len(ratios))])
 
 
 def previous_residual(world: World) -> Emitted:
-    """A rejection at place i > 1 is repaired from the residual of place i - 1."""
+    """A rejection at place i > 1 is repaired from the residual of place i - 1.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import chain_reference
+    >>> world = chain_reference()
+    >>> is_lossless(previous_residual(world), world)
+    False
+    """
     return _chain(world, place=lambda i: max(i - 1, 0))
 
 
 def bonus(rule: Callable[[World, Prefix], Law]) -> Callable[[World], Emitted]:
-    """The bonus token after x_1 .. x_K comes from ``rule(world, x)`` instead of the target's law after x."""
+    """The bonus token after x_1 .. x_K comes from ``rule(world, x)`` instead of the target's law after x.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import chain_reference
+    >>> world = chain_reference()
+    >>> [is_lossless(bonus(rule)(world), world) for rule in (lambda world, x: world.target(x), lambda world, x: world.draft(x))]
+    [True, False]
+    """
     return lambda world: _chain(world, last=lambda x: rule(world, x))
 
 
 def continuing(world: World) -> Emitted:
-    """A rejected token is repaired and the pass goes on: later drafted tokens are still judged, against rows of the drafted prefix."""
+    """A rejected token is repaired and the pass goes on: later drafted tokens are still judged, against rows of the drafted prefix.
+
+    >>> from specdec_proofs.enumerate import is_lossless
+    >>> from specdec_proofs.worlds import chain_reference
+    >>> world = chain_reference()
+    >>> is_lossless(continuing(world), world)
+    False
+    """
     law: dict[Prefix, Fraction] = defaultdict(Fraction)
     for tokens, weight in drafts(world):
         level: dict[tuple[Prefix, bool], Fraction] = {((), False): weight}
