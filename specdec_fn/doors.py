@@ -68,6 +68,8 @@ def generate(
     >>> done.tokens, done.finish_reason, done.stats.passes
     ([1, 2, 0, 1, 2, 0], 'length', 2)
     """
+    if on_piece is not None and not callable(on_piece):
+        raise TypeError(f"on_piece is {on_piece!r:.80}; expected a callable that takes a Piece, or None")
     watch = Stopwatch()
     job = settle(model, prompt, tokenizer, seed, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, invariant, draft_fn)
     tokens: list[int] = []

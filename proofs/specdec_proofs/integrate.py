@@ -166,10 +166,12 @@ def measure(
         verdict = lifted(Tape(u[:, :k], u[:, k]), tables.target[at], draft)
         shown = torch.arange(k + 1) < verdict.emitted[:, None]
         wrong = (verdict.tokens >= world.vocab) | ((verdict.tokens >= 0) != shown) | (verdict.emitted != verdict.accepted + 1)[:, None]
+        lane = torch.arange(k)  # on a chain the nodes to keep are the first ones
+        wrong[:, :k] |= verdict.path != torch.where(lane < verdict.accepted[:, None], lane, -1)
         if wrong.any():
             row = int(wrong.any(1).int().argmax())
             shown_as = f"tokens {verdict.tokens[row].tolist()}, {int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted"
-            malformed.add(f"a verdict has {shown_as}")
+            malformed.add(f"a verdict has {shown_as}, path {verdict.path[row].tolist()}")
         return ((verdict.tokens.clamp(-1, world.vocab - 1) + 1) * places).sum(1).numpy()
 
     found = cells.find(_in_pieces(outcome), len(tables.prefixes), k + 1, size, probes=probes)

@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear line for each bad input, and the same tokens as the doors in Python."""
 
+import io
 import json
 import os
 import re
@@ -10,9 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from specdec_fn import SamplingParams, doors, load
 from specdec_fn import generate as door
+from specdec_fn.cli.colour import Painter
+from specdec_fn.engine.generation import Piece
+from specdec_fn.text import Tokenizer
 from specdec_proofs import claims, integrate
 from specdec_proofs.claim import Claim
 
@@ -251,6 +256,30 @@ def test_no_color_is_heard(specdec: Specdec, tiny: Path, terminal: Terminal, mon
     text = shown(terminal, specdec, "generate", "abcabcab", "--model", tiny, "--temperature", "0", "--max-tokens", "40", "--ignore-eos")
     assert text
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
+
+
+def test_a_file_gets_every_character_of_the_text() -> None:
+    """Tabs stay tabs and control characters stay, as in ``generate``'s text; no markup is read into it."""
+    text = " a\tb\r\n[bold]c[/bold] \x07\x0c :smile: é\n\n"
+    bytewise = Tokenizer(lambda text, **_: list(text.encode()), lambda ids, **_: bytes(ids).decode("utf-8", "replace"), None, (), 256)
+    for pieces in ([text], list(text)):
+        file = io.StringIO()
+        painter = Painter(Console(file=file), bytewise, [])
+        for piece in pieces:
+            painter.show(Piece(piece, list(piece.encode()), ["plain"] * len(piece.encode())))
+        assert file.getvalue() == text
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_text_that_the_output_cannot_encode_is_escaped(specdec: Specdec, tiny: Path, monkeypatch: pytest.MonkeyPatch, json_: bool) -> None:
+    """A model says what it says: an ASCII terminal is no bad input."""
+    prompt, written = "café é", io.BytesIO()
+    ids = ",".join(map(str, load(tiny)[1].encode("é")))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    run = specdec("generate", prompt, "--model", tiny, "--max-tokens", 8, "--allowed-ids", ids, *(["--json"] if json_ else []))
+    assert run.code == 0, run
+    shown = written.getvalue().decode("ascii")
+    assert (json.loads(shown)["prompt"] == prompt) if json_ else "\\x" in shown or "\\u" in shown
 
 
 def test_a_pipe_gets_no_codes(specdec: Specdec, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

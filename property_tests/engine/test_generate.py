@@ -318,6 +318,9 @@ def test_seeds_decide():
         ({"draft_fn": lambda c: [], "proposer": "ngram"}, ValueError, "draft_fn together with proposer 'ngram'; expected one of the two"),
         ({"stop": "x"}, ValueError, "without a tokenizer"),
         ({"stop": [""], "tokenizer": letters("a", "b", "c")}, ValueError, "stop"),
+        ({"stop": 5}, TypeError, "stop is 5; expected a string or a sequence of strings"),
+        ({"stop": None}, TypeError, "stop is None; expected a string or a sequence of strings"),
+        ({"prompt": b"\x00\x01"}, TypeError, "expected a sequence of ids"),
         ({"stop_ids": [3]}, ValueError, r"stop_ids\[0\] is 3; expected an id in \[0, 3\)"),
         ({"seed": "x"}, TypeError, "seed is 'x'; expected an integer"),
         ({"seed": 2**63}, ValueError, "expected an integer in"),
@@ -332,6 +335,62 @@ def test_bad_settings_are_refused_in_one_sentence(door, settings, error, words):
     with pytest.raises(error, match=words) as caught:
         list(door(**arguments))
     assert "\n" not in str(caught.value)
+
+
+def drafting(make) -> Proposer:
+    return Proposer("mine", lambda prompt: (), lambda key, state, tokens, k, *, position: (state, make(k)))
+
+
+@pytest.mark.parametrize("verifier", ["token", "greedy"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda k: chain([1], k, torch.ones(1, 2) / 2), r"draft.probs has shape \[5, 2\]"),
+        (lambda k: chain([1], k, torch.ones(1, 3)), r"draft.probs\[0\] sums to 3.0"),
+        (lambda k: chain([1], k, torch.full((1, 3), math.nan)), r"draft.probs\[0\] sums to nan"),
+        (lambda k: chain([1], k, torch.eye(3)[:1]), r"draft.tokens\[0\] is 1, of probability 0"),
+        (lambda k: chain([1] * (k + 1), k + 1), "the proposer drafted 6 tokens; expected at most 5"),
+        (lambda k: chain([1], k)._replace(length=torch.tensor(-1)), "draft.length is -1; expected 0 to 5"),
+        (lambda k: chain([1], k)._replace(length=torch.tensor(9)), "draft.length is 9; expected 0 to 5"),
+        (lambda k: chain([1, 2], k)._replace(parents=torch.full((k,), -1)), r"draft.parents\[1\] is -1; expected 0, a chain"),
+    ],
+)
+def test_a_draft_that_would_bias_or_break_a_pass_is_refused(make, words, verifier):
+    """A law that the drafts were not drawn from gives tokens of another law than p, silently, unless it is refused."""
+    with pytest.raises(ValueError, match=words):
+        generate(toy.bigram(T), [0], sampling=GREEDY, proposer=drafting(make), verifier=verifier, max_tokens=9)
+
+
+def test_what_a_proposer_does_with_its_tokens_stays_with_it():
+    """It may keep them in its state, or change them: neither the loop nor its own memory of an earlier pass notices."""
+    grown = []
+
+    def propose(request, state, tokens, k, *, position):
+        grown.append(len(tokens) - len(state))
+        mine = [*tokens]
+        tokens.append(2)
+        return mine, chain([], k)
+
+    def keep(request, state, tokens, k, *, position):
+        grown.append(len(tokens) - len(state))
+        return tokens, chain([], k)
+
+    plain = generate(toy.bigram(T), [0, 1], max_tokens=5).tokens
+    for proposer in (Proposer("keeps", lambda prompt: prompt, keep), Proposer("changes", lambda prompt: [*prompt], propose)):
+        grown.clear()
+        assert generate(toy.bigram(T), [0, 1], proposer=proposer, max_tokens=5).tokens == plain
+        assert grown == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(logit_bias={3: 1}), SamplingParams(bad_words=[(0, 3)]), SamplingParams(allowed_ids=[3])])
+def test_ids_of_controls_are_checked_before_the_first_piece(sampling):
+    with pytest.raises(ValueError, match="names id 3, but the logits cover ids 0 to 2"):
+        stream(toy.bigram(T), [0], sampling=sampling)
+
+
+@pytest.mark.parametrize("least", [2**31, 2**63, 10**30])
+def test_min_tokens_beyond_any_integer_of_a_tensor_forbids_the_end(least):
+    assert 2 not in generate(toy.bigram(T), [0], sampling=SamplingParams(min_tokens=least), stop_ids=[2], max_tokens=30).tokens
 
 
 def test_a_prompt_longer_than_the_context_is_refused():

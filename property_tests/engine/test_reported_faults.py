@@ -229,7 +229,7 @@ def test_a_drafted_id_outside_the_vocabulary_is_refused(token: int) -> None:
     model = toy.bigram(UNIFORM)
     with pytest.raises(ValueError, match=rf"is {token}; expected an id in \[0, 8\)"):
         generate(model, [0], draft_fn=lambda c: [1, token], k=2)
-    with pytest.raises(ValueError, match=rf"drafted id {token}; expected an id in \[0, 8\)"):
+    with pytest.raises(ValueError, match=rf"draft.tokens\[1\] is {token}; expected an id in \[0, 8\)"):
         generate(model, [0], proposer=proposers.scripted.proposer(lambda c: [1, token]), k=2)
 
 

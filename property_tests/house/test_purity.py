@@ -589,6 +589,8 @@ def speculation_rooms() -> Iterator[Sample]:
     yield Sample(verdict.of_chain, lambda: call(chain_of(1, 2), torch.tensor(1), torch.tensor(3)))
     yield Sample(verifier.check, lambda: call(laws(4, 4), chain_of(1, 2, 3, soft=True)))
     yield Sample(verifier.check, lambda: call(laws(4, 4) * 2, chain_of(1, 2, 3)), ValueError)
+    yield Sample(verifier.check_draft, lambda: call(chain_of(1, 2, 3, soft=True), 4, chain=True))
+    yield Sample(verifier.check_draft, lambda: call(chain_of(1, 2, 3), 3), ValueError)
     for rule in verifiers.values():
         yield Sample(rule.tape, lambda: call(random.key(1), 3, 4, position=5))
         yield Sample(verifier.batched, lambda rule=rule: call(rule.decide))

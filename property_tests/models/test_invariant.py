@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_fn.kv import dense
@@ -44,6 +44,7 @@ def test_any_cut_gives_the_bits_of_single_rows(config: Config, dtype: torch.dtyp
     tokens = torch.arange(30) * 11 % config.vocab_size
     single = in_passes(model, tokens, [1], 30)
 
+    @settings(max_examples=max(10, settings.default.max_examples // 3))
     @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(30, 41))
     def any_cut(sizes: list[int], capacity: int) -> None:
         assert torch.equal(in_passes(model, tokens, sizes, capacity), single)

@@ -209,6 +209,14 @@ def test_other_dtypes_run_and_are_near_float64(dtype: torch.dtype, near: float) 
     torch.testing.assert_close(found.double(), logits(exact, tokens)[4:], atol=near, rtol=near)
 
 
+def test_parameters_of_another_dtype_fit_the_same_model() -> None:
+    model = random_model(SMALL, dtype=torch.float32)
+    wide = pytree.tree_map(torch.Tensor.double, model.params)
+    found = logits(model._replace(params=wide), [1, 2, 3])
+    assert found.dtype is torch.float64
+    torch.testing.assert_close(found, logits(llama.model(SMALL, wide), [1, 2, 3]), rtol=1e-7, atol=1e-7)
+
+
 def test_assemble_asks_once_and_only_for_what_is_there() -> None:
     for config in (SMALL, BIASED, NORMED):
         asked: list[str] = []

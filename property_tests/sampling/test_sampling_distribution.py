@@ -100,8 +100,8 @@ def reference(logits, params, prompt=(), generated=(), eos_ids=(), mask=None):
         distance = {token: abs(-math.log(value) - entropy) for token, value in law.items()}
         for one in law:
             for other in law:
-                settled(abs(distance[one] - distance[other]) > CLOSE or abs(float(law[one] / law[other]) - 1) < CLOSE)
-        ranked = sorted(law, key=lambda token: (round(distance[token], 9), token))
+                settled(law[one] == law[other] or abs(distance[one] - distance[other]) > CLOSE)
+        ranked = sorted(law, key=lambda token: (distance[token], token))
         law = shortest(ranked, law, Fraction(params.typical_p))
     return [float(law.get(token, 0)) for token in range(len(x))]
 

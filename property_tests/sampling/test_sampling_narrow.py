@@ -11,7 +11,7 @@ from specdec_fn.sampling import SamplingParams
 from specdec_fn.sampling.narrow import at_least_kth, shortest_prefix
 from specdec_fn.sampling.truncation import truncated
 
-VALUE = st.one_of(st.sampled_from([-math.inf, 0.0, 1.0, 2.0]), st.floats(-5, 5, width=32))
+VALUE = st.one_of(st.sampled_from([-math.inf, 0.0, 1.0, 2.0]), st.floats(-50, 50, width=32))
 WEIGHT = st.one_of(st.sampled_from([0.0, 0.125, 0.25]), st.floats(0, 1, width=32))
 
 
@@ -69,6 +69,10 @@ def test_rows_of_a_batch_are_found_as_if_alone():
     for index in range(4):
         assert real(mixed[index]) == real(shortest_prefix(probs[0, index], probs[0, 0], 0.5, descending=True))
     assert torch.equal(at_least_kth(rows, 5), both)
+    columns = torch.func.vmap(lambda row: at_least_kth(row, 5), in_dims=1)(rows[0].T.contiguous())
+    assert torch.equal(columns, torch.func.vmap(lambda row: at_least_kth(row, 5))(rows[0]))
+    columns = torch.func.vmap(lambda order: shortest_prefix(order, probs[0, 0], 0.5, descending=True), in_dims=1)(probs[0].T.contiguous())
+    assert torch.equal(columns, mixed)
 
 
 @settings(max_examples=2 * settings.default.max_examples)

@@ -180,11 +180,12 @@ def test_a_draw_that_is_not_monotone_is_refused() -> None:
         lambda tape, v: v._replace(accepted=v.accepted + 1),
         lambda tape, v: v._replace(tokens=torch.where(v.tokens == 1, 3, v.tokens)),
         lambda tape, v: v._replace(tokens=torch.where(v.tokens == 1, -1, v.tokens)),
+        lambda tape, v: v._replace(path=v.path.flip(0)),
     ],
-    ids=["emitted", "accepted", "id past the vocabulary", "no token"],
+    ids=["emitted", "accepted", "id past the vocabulary", "no token", "path"],
 )
 def test_a_malformed_verdict_is_refused(change: Any) -> None:
-    """D12, D13: ids outside the vocabulary, -1 among the emitted, counts that do not fit."""
+    """D12, D13: ids outside the vocabulary, -1 among the emitted, counts that do not fit, rows to keep that are not the accepted ones."""
     assert any("a verdict has" in violation for violation in measure(changed(change), toy()).violations)
 
 

@@ -95,9 +95,16 @@ def run(proposer, truth, passes, k=3):
 
 def test_paying_never_rests_while_drafts_are_kept():
     right = paying.proposer(scripted.proposer(lambda context: [len(context) % 7 + i for i in range(3)]))
-    assert run(right, lambda place: place % 7, 1) == [3]
-    always = paying.proposer(scripted.proposer(lambda context: [5, 5, 5]))
-    assert run(always, lambda place: 5, 50) == [3] * 50
+    assert run(right, lambda place: place % 7, 3) == [2, 3, 3]
+    always = paying.proposer(scripted.proposer(lambda context: [5] * 20))
+    assert run(always, lambda place: 5, 50, k=12) == [2, 4, 8] + [12] * 47
+
+
+@pytest.mark.parametrize(("period", "expected"), [(5, [2, 4, 2, 4, 2, 4]), (3, [2, 4, 2, 4, 2, 4]), (9, [2, 4, 8, 2, 4, 8])])
+def test_paying_shortens_drafts_to_what_was_kept(period, expected):
+    """The truth is 5 but for a 0 now and then; a draft that runs into it is followed by one no longer than what was kept, then by growth."""
+    fives = paying.proposer(scripted.proposer(lambda context: [5] * 20))
+    assert run(fives, lambda place: 0 if place % period == 0 else 5, 6, k=12) == expected
 
 
 def test_paying_rests_ever_longer_on_wrong_drafts_and_wakes_again():
@@ -110,7 +117,7 @@ def test_paying_rests_ever_longer_on_wrong_drafts_and_wakes_again():
     assert sum(map(bool, run(wrong, lambda place: 5 if place > 60 else 0, 100)[-20:])) == 20
 
 
-@pytest.mark.parametrize("settings", [{"least": -1.0}, {"memory": 1.0}, {"longest_pause": 0}, {"start": float("nan")}])
+@pytest.mark.parametrize("settings", [{"least": -1.0}, {"memory": 1.0}, {"longest_pause": 0}, {"shortest": 0}, {"start": float("nan")}])
 def test_paying_refuses_bad_settings(settings):
     with pytest.raises(ValueError, match="expected"):
         paying.proposer(ngram.proposer(), **settings)

@@ -250,6 +250,7 @@ def test_composed_characters_in_qwen2_only():
         ({"merges": ["h z"]}, "tokenizer.ggml.merges: received merges that do not fit"),
         ({"token_type": [1, 1]}, "tokenizer.ggml.token_type: received 2 entries, expected one for each of 265"),
         ({"eos_token_id": 265}, "tokenizer.ggml.eos_token_id: received 265, expected an id from 0 to 264"),
+        ({"eot_token_id": "</s>"}, "tokenizer.ggml.eot_token_id: received '</s>', expected an id from 0 to 264"),
         ({"bos_token_id": None, "add_bos_token": True}, "tokenizer.ggml.add_bos_token: received true, expected a bos_token_id"),
     ],
 )
@@ -328,6 +329,16 @@ def test_any_ids_stream_as_they_decode(name, data, prompt):
         state, text = detokenizer.feed(state, [i])
         out += text
     assert ours.decode(before) + out + detokenizer.finish(state) == ours.decode(before + ids)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@given(contents=st.lists(plain_text.map(lambda text: text + "<"), min_size=1, max_size=3))
+def test_words_around_fixed_control_tokens_are_cut_as_the_library_cuts_them(name, contents):
+    """F8: a message that ends in "<" is disguised in the chat, and so its control tokens are fixed; a space before the first word included."""
+    template = "{% for m in messages %}the <s>{{ m.content }}</s>{% endfor %}"
+    ours = tokenizer.from_json(LIBRARIES[name].to_str(), tokenizer_config={"chat_template": template})
+    text = "".join(f"the <s>{content}</s>" for content in contents)
+    assert ours.chat([{"role": "user", "content": content} for content in contents]) == LIBRARIES[name].encode(text, add_special_tokens=False).ids
 
 
 def test_one_bad_byte_spares_the_good_characters_beside_it():

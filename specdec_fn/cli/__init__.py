@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 a claim failed, 2 bad usage or input (one line on stderr), 130 interrupted.
 """
 
+import io
 import os
 import sys
 from typing import Any
@@ -16,6 +17,8 @@ def main() -> None:
 
     from specdec_fn.cli.app import app
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does it: a model may say what the terminal's encoding cannot
     try:
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()

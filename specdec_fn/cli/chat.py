@@ -71,7 +71,7 @@ def chat(
         answer = "".join(piece.text for piece in pieces)
         messages.append({"role": "assistant", "content": answer})
         if json_:
-            print(json.dumps({"seed": seed + turn, **as_json(done, pieces)}, ensure_ascii=False), flush=True)
+            print(json.dumps({"seed": seed + turn, **as_json(done, pieces)}), flush=True)
         else:
             print(flush=True)
             print(f"seed {seed + turn} · {summary(done) if done else 'interrupted'}", file=sys.stderr)

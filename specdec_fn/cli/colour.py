@@ -27,11 +27,15 @@ class Painter:
         self._queue: list[tuple[str, str]] = []
 
     def show(self, piece: Piece) -> None:
-        """Prints what ``piece`` releases."""
+        """Prints what ``piece`` releases, in colour on a terminal, character for character elsewhere."""
         for token, kind in zip(piece.tokens, piece.kinds, strict=True):
             self._spelling, text = detokenizer.feed(self._spelling, [token])
             self._queue.append((text, kind))
-        self._console.print(self._take(piece.text), end="", soft_wrap=True, highlight=False)
+        painted = self._take(piece.text)
+        if self._console.is_terminal or self._console.record or self._console.quiet:
+            self._console.print(painted, end="", soft_wrap=True, highlight=False)
+        else:  # the text itself: print would expand tabs and drop control characters
+            self._console.file.write(piece.text)
         self._console.file.flush()
 
     def _take(self, text: str) -> Text:

@@ -88,7 +88,7 @@ def generate(
     except KeyboardInterrupt:
         interrupted = True
     if json_:
-        print(json.dumps({"model": model, "seed": seed, "prompt": text, **as_json(done, pieces)}, ensure_ascii=False))
+        print(json.dumps({"model": model, "seed": seed, "prompt": text, **as_json(done, pieces)}))
     else:
         print()
         print(f"seed {seed} · {summary(done) if done else 'interrupted'}", file=sys.stderr)

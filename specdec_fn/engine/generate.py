@@ -20,6 +20,7 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate import Draft, Proposer, Verifier
 from specdec_fn.speculate.draft import first
 from specdec_fn.speculate.tape import FINAL, address
+from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Tensor
 
 __all__ = ["NoLawError", "cached", "naive", "prefill", "speculative"]
@@ -95,7 +96,7 @@ def speculative(
 
     Raises:
         NoLawError: logits of NaN, or that allow nothing, where a token is needed.
-        ValueError: a draft with ids outside the vocabulary.
+        TypeError, ValueError: a draft that is malformed or too long, with ids outside the vocabulary, or with laws that are none.
 
     >>> from specdec_fn.engine.law import law
     >>> from specdec_fn.random import key
@@ -106,12 +107,12 @@ def speculative(
     >>> [(one.tokens, one.kinds) for one in speculative(*parts, verifiers["token"], 3)]
     [([1, 2, 0], ['accepted', 'accepted', 'recovered']), ([1], ['plain'])]
     """
-    tokens, guess = list(prompt), proposer.init(prompt)
+    tokens, guess = list(prompt), proposer.init(list(prompt))
     cache = prefill(model, prompt, count, attend)
     while (left := count - (len(tokens) - len(prompt))) > 0:
         base = len(tokens)
-        guess, draft = proposer.propose(key, guess, tokens, min(k, left - 1), position=base)
-        draft = first(draft, _useful(draft, ends, model.config.vocab_size))
+        guess, draft = proposer.propose(key, guess, list(tokens), min(k, left - 1), position=base)  # a copy, which it may keep
+        draft = first(draft, _useful(draft, ends, model.config.vocab_size, min(k, left - 1)))
         drafted = draft.tokens.tolist()
         logits, cache = _forward(model, cache, [tokens[-1], *drafted], base - 1, attend)
         probs = law(logits, tokens[len(prompt) :], drafted)
@@ -165,15 +166,13 @@ def _parameter(model: Model) -> Tensor:
     return next((leaf for leaf in tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
 
 
-def _useful(draft: Draft, ends: frozenset[int], vocab_size: int) -> int:
+def _useful(draft: Draft, ends: frozenset[int], vocab_size: int, most: int) -> int:
     """How many nodes of a chain are worth verifying: up to and with the first that ends the generation."""
+    check_draft(draft, vocab_size, chain=True)  # a law that was not drawn from would bias the tokens, so it is refused here
     ids = draft.tokens[: int(draft.length)].tolist()
-    for lane, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"the proposer drafted id {token}; expected an id in [0, {vocab_size}), the target's vocabulary")
-        if token in ends:
-            return lane + 1
-    return len(ids)
+    if len(ids) > most:
+        raise ValueError(f"the proposer drafted {len(ids)} tokens; expected at most {most}")
+    return next((lane + 1 for lane, token in enumerate(ids) if token in ends), len(ids))
 
 
 def _pass(emitted: list[int], accepted: int, drafted: list[int], logits: Float[Tensor, "rows vocab"]) -> Pass:

@@ -1,7 +1,7 @@
 """One request, checked and settled: everything a loop needs, and every refusal in one sentence."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from specdec_fn.models import Model
 from specdec_fn.models.model import Attend
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
+from specdec_fn.sampling.processors import checked_ids
 from specdec_fn.speculate import Proposer, Verifier, proposers, verifiers
 from specdec_fn.speculate.draft import chain
 from specdec_fn.text import Tokenizer
@@ -78,12 +79,17 @@ def settle(
         raise TypeError(f"model is {model!r:.80}; expected a Model, such as load(...)[0]")
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling is {sampling!r:.80}; expected a SamplingParams")
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        raise TypeError(f"tokenizer is {tokenizer!r:.80}; expected a Tokenizer, such as load(...)[1], or None")
     vocab, context = model.config.vocab_size, model.config.context
+    checked_ids(sampling, vocab)
     k = _whole("k", k, least=0)
     max_tokens = _whole("max_tokens", max_tokens, least=1)
     ids = _prompt_ids(prompt, tokenizer, vocab)
     if len(ids) > context:
         raise ValueError(f"the prompt has {len(ids)} tokens; expected at most {context}, the model's context")
+    if not isinstance(stop, Iterable) or isinstance(stop, bytes):
+        raise TypeError(f"stop is {stop!r:.80}; expected a string or a sequence of strings")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     if strings and tokenizer is None:
         raise ValueError(f"stop is {list(strings)} without a tokenizer; expected a tokenizer to find strings with, or stop_ids")
@@ -122,6 +128,8 @@ def _whole(name: str, value: Any, *, least: int) -> int:
 
 def _ids(name: str, values: Any, vocab: int) -> list[int]:
     items = values.tolist() if isinstance(values, Tensor) else values
+    if isinstance(items, bytes | bytearray):  # text that was not decoded: its numbers are no ids
+        raise TypeError(f"{name} is {values!r:.80}; expected a sequence of ids")
     try:
         ids = [operator.index(item) for item in items]
     except TypeError:

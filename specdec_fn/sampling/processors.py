@@ -15,6 +15,7 @@ from specdec_fn.typing import Bool, Float, Int, Tensor
 __all__ = ["biased", "checked_ids", "forbidden", "penalised"]
 
 Pairs = tuple[tuple[int, float], ...]
+LONGEST = 2**62  # more tokens than any text has; a larger integer would not fit the comparison with a tensor
 
 
 def checked_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -114,7 +115,7 @@ def forbidden(
         met = _ends_with([word[:-1] for word in sequences], torch.cat([prompt, generated]).long())
         bans.append(torch.zeros(vocab_size, dtype=torch.int64, device=device).scatter_add(0, last, met.long()) > 0)
     if params.min_tokens and eos_ids:
-        bans.append(_flags(eos_ids, vocab_size, device) & ((generated >= 0).sum() < params.min_tokens))
+        bans.append(_flags(eos_ids, vocab_size, device) & ((generated >= 0).sum() < min(params.min_tokens, LONGEST)))
     if not bans:
         return None
     found = bans[0]

@@ -16,8 +16,8 @@ class Proposer(NamedTuple):
         init: ``init(prompt: Sequence[int]) -> state``.
         propose: ``propose(key, state, tokens, k, *, position) -> (state, Draft)``: at most ``k`` tokens to follow ``tokens``, all the
             committed ones, prompt included. The state catches up or rolls back by their count. ``position`` is the base of the pass;
-            randomness is drawn at ``tape.address(key, DRAFT, position)``, lane i for drafted token i. The draft has ``k`` nodes, of which
-            ``length`` count.
+            randomness is drawn at ``tape.address(key, DRAFT, position)``, lane i for drafted token i. The draft has at most ``k`` nodes, of
+            which ``length`` count.
     """
 
     name: str

@@ -10,7 +10,7 @@ from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.verdict import Verdict
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["Verifier", "batched", "check"]
+__all__ = ["Verifier", "batched", "check", "check_draft"]
 
 
 class Verifier(NamedTuple):
@@ -51,12 +51,14 @@ def batched(decide: Callable[..., Verdict]) -> Callable[..., Verdict]:
     return lifted
 
 
-def check(target_probs: Tensor, draft: Draft) -> None:
+def check(target_probs: Tensor, draft: Draft, *, chain: bool = False) -> None:
     """Refuses what no verifier can work on; values are looked at only where Python may (not inside vmap or compiled code).
 
+    Args:
+        chain: refuse trees too, for the verifiers that know none.
+
     Raises:
-        ValueError: shapes that do not fit, ids outside the vocabulary, a length outside [0, K], a parent that comes after its child, rows
-            that are negative, NaN or do not sum to 1.
+        ValueError: shapes that do not fit, rows that are negative, NaN or do not sum to 1, and what ``check_draft`` refuses.
 
     >>> check(torch.eye(3), Draft(torch.tensor([1]), None, torch.tensor(1)))
     Traceback (most recent call last):
@@ -69,24 +71,67 @@ def check(target_probs: Tensor, draft: Draft) -> None:
         raise ValueError(f"received {shapes}; expected [K + 1, V] and [K]")
     if not target_probs.is_floating_point():
         raise ValueError(f"target_probs has dtype {target_probs.dtype}; expected a floating-point dtype")
-    vocab = target_probs.shape[1]
-    if draft.probs is not None and draft.probs.shape != (k, vocab):
-        raise ValueError(f"draft.probs has shape {list(draft.probs.shape)}; expected {[k, vocab]} or None")
-    if torch.compiler.is_compiling() or any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (target_probs, *draft) if t is not None):
+    check_draft(draft, target_probs.shape[1], chain=chain)
+    if not _traced(target_probs, *draft):
+        _check_rows("target_probs", target_probs[: int(draft.length) + 1])
+
+
+def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
+    """Refuses a draft that no verifier can work on; of its values, those that Python may look at (not inside vmap or compiled code).
+
+    Args:
+        chain: refuse trees too.
+
+    Raises:
+        TypeError: not a Draft, or one whose fields are no tensors, or ids that are no integers, or laws that are no floats.
+        ValueError: shapes that do not fit, ids outside the vocabulary, a length outside [0, K], a parent that comes after its child (or, for
+            a chain, that is not the node before), laws that are negative, NaN or do not sum to 1, or that cannot have given their token.
+
+    >>> check_draft(Draft(torch.tensor([1, 7]), None, torch.tensor(2)), 5)
+    Traceback (most recent call last):
+    ...
+    ValueError: draft.tokens[1] is 7; expected an id in [0, 5)
+    """
+    if not isinstance(draft, Draft):
+        raise TypeError(f"the draft is {draft!r:.80}; expected a Draft")
+    for name, value in draft._asdict().items():
+        if not isinstance(value, Tensor) and (value is not None or name in ("tokens", "length")):
+            raise TypeError(f"draft.{name} is {value!r:.80}; expected a tensor")
+        if name != "probs" and value is not None and (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
+            raise TypeError(f"draft.{name} has dtype {value.dtype}; expected integers")
+    if draft.tokens.dim() != 1 or draft.length.dim() != 0:
+        raise ValueError(f"draft.tokens has shape {list(draft.tokens.shape)} and draft.length {list(draft.length.shape)}; expected [K] and []")
+    k = draft.tokens.shape[0]
+    if draft.probs is not None and draft.probs.shape != (k, vocab_size):
+        raise ValueError(f"draft.probs has shape {list(draft.probs.shape)}; expected {[k, vocab_size]} or None")
+    if draft.probs is not None and not draft.probs.is_floating_point():
+        raise TypeError(f"draft.probs has dtype {draft.probs.dtype}; expected a floating-point dtype")
+    if draft.parents is not None and draft.parents.shape != (k,):
+        raise ValueError(f"draft.parents has shape {list(draft.parents.shape)}; expected {[k]} or None")
+    if _traced(*draft):
         return
     length = int(draft.length)
     if not 0 <= length <= k:
         raise ValueError(f"draft.length is {length}; expected 0 to {k}, the number of drafted tokens")
     ids = draft.tokens[:length].tolist()
     for lane, token in enumerate(ids):
-        if not 0 <= token < vocab:
-            raise ValueError(f"draft.tokens[{lane}] is {token}; expected an id in [0, {vocab})")
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"draft.tokens[{lane}] is {token}; expected an id in [0, {vocab_size})")
     for lane, parent in enumerate([] if draft.parents is None else draft.parents[:length].tolist()):
         if not -1 <= parent < lane:
             raise ValueError(f"draft.parents[{lane}] is {parent}; expected an earlier node, or -1 for the context")
-    _check_rows("target_probs", target_probs[: length + 1])
+        if chain and parent != lane - 1:
+            raise ValueError(f"draft.parents[{lane}] is {parent}; expected {lane - 1}, a chain, since this verifier knows no trees")
     if draft.probs is not None:
         _check_rows("draft.probs", draft.probs[:length])
+        for lane, token in enumerate(ids):
+            if draft.probs[lane, token] == 0:
+                raise ValueError(f"draft.tokens[{lane}] is {token}, of probability 0 in draft.probs[{lane}]; expected the law that it was drawn from")
+
+
+def _traced(*tensors: Tensor | None) -> bool:
+    """Whether some tensor stands for values that Python may not look at."""
+    return torch.compiler.is_compiling() or any(t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def _check_rows(name: str, rows: Tensor) -> None:

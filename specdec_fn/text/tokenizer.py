@@ -82,15 +82,15 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise ValueError(f"tokenizer.ggml.token_type: received {len(types)} entries, expected one for each of {len(tokens)} tokens")
     named = {name: value(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom", "unknown", "padding") if value(f"{name}_token_id") is not None}
     for name, i in named.items():
-        if not 0 <= i < len(tokens):
-            raise ValueError(f"tokenizer.ggml.{name}_token_id: received {i}, expected an id from 0 to {len(tokens) - 1}")
+        if not (isinstance(i, int) and 0 <= i < len(tokens)):
+            raise ValueError(f"tokenizer.ggml.{name}_token_id: received {i!r}, expected an id from 0 to {len(tokens) - 1}")
     add_bos = value("add_bos_token", split.bos)
     if add_bos and "bos" not in named:
         raise ValueError("tokenizer.ggml.add_bos_token: received true, expected a bos_token_id with it")
 
     specials = frozenset(i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN))
     # Under its own name a control token could be reached by plain text (a word that is a token is taken whole), so the merges know it by a
-    # name that no text has; the library then numbers it anew, from len(tokens) up.
+    # name that no text has. The library then gives it a new number beyond the vocabulary, which encode turns back.
     vocabulary: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         vocabulary[f"\0{i}" if kind in (_CONTROL, _UNKNOWN, _UNUSED) or token in vocabulary else token] = i

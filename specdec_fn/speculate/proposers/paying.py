@@ -1,8 +1,9 @@
-"""Proposing only while it pays: a wrapper that watches how much of its drafts was kept, and pauses a proposer that is mostly wrong.
+"""Proposing only while it pays: a wrapper that watches how much of its drafts was kept, drafts short until they are, and rests when they are not.
 
-A pass with drafted rows costs more than a pass with one row, by a factor that depends on the machine; a draft pays when the tokens it saves
-outweigh that. The wrapper keeps a running mean of tokens kept a draft. While the mean is below ``least`` it proposes nothing, for 1, 2, 4, ...
-passes up to ``longest_pause``, then tries one draft again. The rule looks only at committed tokens, so it is lossless (theory: variable K).
+A pass with drafted rows costs more than a pass with one row, by a factor that depends on the machine and grows with the rows. So a first draft
+is short, a draft that was kept whole lets the next be twice as long, and one that was not makes the next as short as what was kept. A running
+mean of tokens kept a draft says whether it pays at all: while it is below ``least`` the wrapper proposes nothing for 1, 2, 4, ... passes up to
+``longest_pause``, then tries one short draft again. The rule looks only at committed tokens, so it is lossless (theory: variable K).
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ class Record(NamedTuple):
         inner: the wrapped proposer's state.
         drafted: the ids of the last draft, and ``base``, the number of tokens it followed.
         kept: running mean of tokens kept a draft.
+        reach: most tokens of the next draft.
         pause: passes of the current or last pause; ``wait``: passes of it that are left.
     """
 
@@ -29,17 +31,21 @@ class Record(NamedTuple):
     drafted: tuple[int, ...]
     base: int
     kept: float
+    reach: int
     pause: int
     wait: int
 
 
-def proposer(inner: Proposer, *, least: float = 0.5, start: float = 1.0, memory: float = 0.75, longest_pause: int = 32) -> Proposer:
-    """Wraps a proposer so that it rests while its drafts save fewer than ``least`` tokens each.
+def proposer(
+    inner: Proposer, *, least: float = 0.5, start: float = 0.75, memory: float = 0.75, shortest: int = 2, longest_pause: int = 32
+) -> Proposer:
+    """Wraps a proposer so that it drafts no more than pays.
 
     Args:
-        least: tokens a draft must save to be worth its rows: (time of a drafted pass / time of a plain pass) - 1.
+        least: tokens a draft must save on average: above (time of a short drafted pass / time of a plain pass) - 1.
         start: the mean it begins with, before anything is known.
         memory: weight of the past in the running mean, in [0, 1).
+        shortest: tokens of the first draft, and of one after a rest.
         longest_pause: most passes without a draft.
 
     Raises:
@@ -53,20 +59,20 @@ def proposer(inner: Proposer, *, least: float = 0.5, start: float = 1.0, memory:
     ...     state, draft = wrong.propose(key(0), state, tokens, 2, position=len(tokens))
     ...     tokens, lengths = [*tokens, 1], [*lengths, int(draft.length)]
     >>> lengths
-    [2, 2, 2, 0, 2, 0, 0, 2]
+    [2, 2, 0, 2, 0, 0, 2, 0]
     """
-    if not (least >= 0 and start >= 0 and 0 <= memory < 1 and longest_pause >= 1):
-        received = f"least {least}, start {start}, memory {memory}, longest_pause {longest_pause}"
-        raise ValueError(f"received {received}; expected least and start of 0 or more, memory in [0, 1), longest_pause of 1 or more")
+    if not (least >= 0 and start >= 0 and 0 <= memory < 1 and shortest >= 1 and longest_pause >= 1):
+        received = f"least {least}, start {start}, memory {memory}, shortest {shortest}, longest_pause {longest_pause}"
+        raise ValueError(f"received {received}; expected least and start of 0 or more, memory in [0, 1), shortest and longest_pause of 1 or more")
 
     def init(prompt: Sequence[int]) -> Record:
-        return Record(inner.init(prompt), (), len(prompt), start, 0, 0)
+        return Record(inner.init(prompt), (), len(prompt), start, shortest, 0, 0)
 
     def propose(key: Key, state: Record, tokens: Sequence[int], k: int, *, position: int) -> tuple[Record, Draft]:
         record = _look_back(state, tokens)
         if record.wait > 0:
             return record._replace(drafted=(), wait=record.wait - 1), chain((), k)
-        held, draft = inner.propose(key, record.inner, tokens, k, position=position)
+        held, draft = inner.propose(key, record.inner, tokens, min(k, record.reach), position=position)
         drafted = tuple(draft.tokens[: int(draft.length)].tolist())
         return record._replace(inner=held, drafted=drafted, base=len(tokens)), draft
 
@@ -80,9 +86,11 @@ def proposer(inner: Proposer, *, least: float = 0.5, start: float = 1.0, memory:
                 break
             agreed += 1
         kept = memory * record.kept + (1 - memory) * agreed
+        reach = 2 * record.reach if agreed == len(record.drafted) else max(agreed, shortest)
+        settled = record._replace(drafted=(), kept=kept, reach=reach, pause=0, wait=0)
         if kept >= least:
-            return record._replace(drafted=(), kept=kept, pause=0, wait=0)
+            return settled
         pause = min(max(2 * record.pause, 1), longest_pause)
-        return record._replace(drafted=(), kept=kept, pause=pause, wait=pause)
+        return settled._replace(reach=shortest, pause=pause, wait=pause)
 
     return Proposer(inner.name, init, propose)

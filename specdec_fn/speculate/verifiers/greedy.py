@@ -57,13 +57,13 @@ def verify(key: Key, target_probs: Float[Tensor, "rows vocab"], draft: Draft, *,
     """Validates and decides; the key is not read.
 
     Raises:
-        ValueError: shapes or ids that do not fit, or rows that are no laws.
+        ValueError: shapes or ids that do not fit, rows that are no laws, or a tree.
 
     >>> from specdec_fn.random import key
     >>> verify(key(0), torch.tensor([[0.1, 0.9], [1.0, 0.0]]), Draft(torch.tensor([0]), None, torch.tensor(1))).tokens
     tensor([ 1, -1])
     """
-    check(target_probs, draft)
+    check(target_probs, draft, chain=True)
     k, vocab = draft.tokens.shape[0], target_probs.shape[1]
     return decide(tape(key, k, vocab, position=position, dtype=target_probs.dtype), target_probs, draft)
 

@@ -68,14 +68,14 @@ def verify(key: Key, target_probs: Float[Tensor, "rows vocab"], draft: Draft, *,
         position: base of the pass: the number of tokens committed before it.
 
     Raises:
-        ValueError: shapes or ids that do not fit, or rows that are no laws.
+        ValueError: shapes or ids that do not fit, rows that are no laws, or a tree.
 
     >>> from specdec_fn.random import key
     >>> draft = Draft(torch.tensor([1]), None, torch.tensor(1))
     >>> verify(key(0), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), draft).tokens
     tensor([1, 0])
     """
-    check(target_probs, draft)
+    check(target_probs, draft, chain=True)
     k, vocab = draft.tokens.shape[0], target_probs.shape[1]
     return decide(tape(key, k, vocab, position=position, dtype=target_probs.dtype), target_probs, draft)
 
