@@ -165,22 +165,31 @@ def uniform(key: Key, shape: Sequence[int] = (), dtype: torch.dtype = torch.floa
     >>> uniform(key(42), (2,), dtype=torch.float32)
     tensor([0.4887, 0.6798])
     """
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype is {dtype}; expected torch.float64 or torch.float32")
+    shape = tuple(shape)
+    if all(size >= 0 for size in shape) and _is_few(key, math.prod(shape)):
+        words = _few_blocks(key, math.prod(shape))
+        wide = dtype is torch.float64
+        values = [((w0 << 32 | w1) >> 11) * 2.0**-53 if wide else ((w0 ^ w1) >> 8) * 2.0**-24 for w0, w1 in words]
+        return torch.tensor(values, dtype=dtype, device=key.words.device).reshape(shape)
     if dtype is torch.float64:
         return ((bits(key, shape, 64) >> 11) & (2**53 - 1)).to(dtype) * 2.0**-53
-    if dtype is torch.float32:
-        return (bits(key, shape, 32) >> 8).to(dtype) * 2.0**-24
-    raise ValueError(f"dtype is {dtype}; expected torch.float64 or torch.float32")
+    return (bits(key, shape, 32) >> 8).to(dtype) * 2.0**-24
 
 
 def _blocks(key: Key, count: int) -> tuple[Tensor, Tensor]:
     """The two words of blocks 0 to count - 1 under each key: int64 of shape key.shape + (count,)."""
     if _is_few(key, count):
-        key0, key1 = key.words.tolist()
-        words = [threefry2x32_words(key0, key1, 0, i) for i in range(count)]
-        word0, word1 = torch.tensor(words, dtype=torch.int64, device=key.words.device).reshape(count, 2).unbind(-1)
-        return word0, word1
+        words = torch.tensor(_few_blocks(key, count), dtype=torch.int64, device=key.words.device).reshape(count, 2)
+        return words[:, 0], words[:, 1]
     index = torch.arange(count, dtype=torch.int64, device=key.words.device)
     return threefry2x32(key.words[..., 0, None], key.words[..., 1, None], index >> 32, index & MASK)
+
+
+def _few_blocks(key: Key, count: int) -> list[tuple[int, int]]:
+    key0, key1 = key.words.tolist()
+    return [threefry2x32_words(key0, key1, 0, i) for i in range(count)]
 
 
 def _key(word0: int, word1: int) -> Key:

@@ -115,9 +115,10 @@ def speculative(
         draft = first(draft, _useful(draft, ends, model.config.vocab_size, min(k, left - 1)))
         drafted = draft.tokens.tolist()
         logits, cache = _forward(model, cache, [tokens[-1], *drafted], base - 1, attend)
-        probs = law(logits, tokens[len(prompt) :], drafted)
-        verdict = verifier.decide(verifier.tape(key, len(drafted), probs.shape[1], position=base), probs, draft)
-        emitted = verdict.tokens[: int(verdict.emitted)].tolist()
+        with torch.inference_mode():
+            probs = law(logits, tokens[len(prompt) :], drafted)
+            verdict = verifier.decide(verifier.tape(key, len(drafted), probs.shape[1], position=base), probs, draft)
+            emitted = verdict.tokens[: int(verdict.emitted)].tolist()
         cache = dense.advance(cache, len(emitted))
         if emitted[-1] < 0:  # the accepted tokens stand, and may end the generation before the missing law is needed
             yield _pass(emitted[:-1], len(emitted) - 1, drafted, logits)

@@ -44,9 +44,12 @@ def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[in
         return distribution(logits, params, prompt=prompt_ids, generated=generated, eos_ids=tuple(ends), mask=mask)
 
     rows_of: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(one)
+    plain = params == SamplingParams() and mask is None
 
     def laws(logits: Tensor, generated: Sequence[int], drafted: Sequence[int]) -> Tensor:
         assert logits.shape[0] == len(drafted) + 1, "one row after the context and one after each drafted token"
+        if plain:  # bit for bit what ``distribution`` gives, without the batching that its general form needs
+            return logits.softmax(-1, dtype=torch.float64).nan_to_num_(0.0)
         return rows_of(logits.to(torch.float64), _prefixes(generated, drafted) if params.history else _no_prefixes(logits.shape[0]))
 
     return laws
