@@ -18,13 +18,14 @@ class Painter:
     """Prints the pieces of a stream, each token's text in the colour of its kind.
 
     A piece's text may lag behind its tokens (characters split over tokens, held-back stop strings), so the text of each token is queued
-    under its kind and printed only as far as the pieces have released it.
+    under its kind and printed only as far as the pieces have released it. ``whole`` is all that was printed.
     """
 
     def __init__(self, console: Console, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._console = console
         self._spelling = detokenizer.init(tokenizer, prompt)
         self._queue: list[tuple[str, str]] = []
+        self.whole = Text()
 
     def show(self, piece: Piece) -> None:
         """Prints what ``piece`` releases, in colour on a terminal, character for character elsewhere."""
@@ -32,7 +33,8 @@ class Painter:
             self._spelling, text = detokenizer.feed(self._spelling, [token])
             self._queue.append((text, kind))
         painted = self._take(piece.text)
-        if self._console.is_terminal or self._console.record or self._console.quiet:
+        self.whole.append_text(painted)
+        if self._console.is_terminal or self._console.quiet:
             self._console.print(painted, end="", soft_wrap=True, highlight=False)
         else:  # the text itself: print would expand tabs and drop control characters
             self._console.file.write(piece.text)

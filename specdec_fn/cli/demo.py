@@ -1,5 +1,6 @@
 """``specdec demo``: the main job. A real model writes real text plainly and speculatively, and the exactness of the rule is computed."""
 
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,19 +22,19 @@ class Scene(NamedTuple):
 
 QUOTED = """Correct the one spelling mistake in this text and write the whole text again:
 
-The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the
-weather into a book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed
-in the harbor for a week."""
+The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the weather into a
+book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed in the harbor
+for a week."""
 
 SCENES = (
     Scene("a prompt that quotes", QUOTED, 0.0),
-    Scene("a prompt of prose", "Describe a walk through a city at night in one paragraph.", 0.8),
+    Scene("a prompt of prose", "Describe the sounds of a rainy day in an old house.", 0.8),
 )
 
 
 def demo(
     model: o.ModelName = "smollm2-135m",
-    k: o.K = 5,
+    k: o.K = 10,
     seed: o.Seed = 0,
     max_tokens: o.MaxTokens = 160,
     svg: Annotated[Path | None, typer.Option("--svg", help="Also write what is shown as a picture.")] = None,
@@ -45,19 +46,31 @@ def demo(
     if svg is not None and not svg.parent.is_dir():
         raise ValueError(f"--svg is {str(svg)!r}; expected a file in a folder that exists")
     target, tokenizer = o.load_model(model)
-    console = Console(record=svg is not None, width=110 if svg else None, quiet=json_)
-    results = []
-    for scene in SCENES:
-        results.append(_play(console, target, tokenizer, scene, k, seed, max_tokens))
-    exact = _exactness(console)
+    stage = Stage(Console(quiet=json_), Console(record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor"))
+    results = [_play(stage, target, tokenizer, scene, k, seed, max_tokens) for scene in SCENES]
+    exact = _exactness(stage)
     if json_:
         print(json.dumps({"model": model, "k": k, "seed": seed, "scenes": results, "exact_tv": exact}))
     if svg is not None:
-        console.save_svg(str(svg), title="specdec demo")
+        stage.picture.save_svg(str(svg), title="specdec demo")
     return 0
 
 
-def _play(console: Any, target: Any, tokenizer: Any, scene: Scene, k: int, seed: int, max_tokens: int) -> dict[str, Any]:
+class Stage(NamedTuple):
+    """Where the demo is shown: live, and on a recording console from which the picture is made."""
+
+    live: Any
+    picture: Any
+
+    def print(self, *items: Any, **style: Any) -> None:
+        """Prints on both."""
+        for console in self:
+            console.print(*items, **style)
+
+
+def _play(stage: Stage, target: Any, tokenizer: Any, scene: Scene, k: int, seed: int, max_tokens: int) -> dict[str, Any]:
+    from rich.rule import Rule
+
     from specdec_fn.cli.bench.paired import decode_seconds
     from specdec_fn.cli.colour import Painter, legend
     from specdec_fn.doors import generate
@@ -67,21 +80,23 @@ def _play(console: Any, target: Any, tokenizer: Any, scene: Scene, k: int, seed:
     settings = {"tokenizer": tokenizer, "sampling": SamplingParams(scene.temperature), "seed": seed, "max_tokens": max_tokens}
 
     def run(title: str, **speculation: Any) -> Any:
-        console.print(f"\n[bold]{title}[/bold]")
-        done = generate(target, ids, **settings, **speculation, on_piece=Painter(console, tokenizer, ids).show)
-        console.print()
+        stage.print(f"\n[bold]{title}[/bold]")
+        painter = Painter(stage.live, tokenizer, ids)
+        done = generate(target, ids, **settings, **speculation, on_piece=painter.show)
+        stage.live.print()
+        stage.picture.print(painter.whole)
         return done
 
-    console.rule(f"{scene.title}, temperature {scene.temperature:g}, seed {seed}")
-    console.print(scene.text, style="dim", highlight=False, markup=False)
+    stage.print(Rule(f"{scene.title}, temperature {scene.temperature:g}, seed {seed}"))
+    stage.print(scene.text, style="dim", highlight=False, markup=False)
     plain = run("plain")
     fast = run(f"speculative: n-gram drafts, K = {k}", proposer="ngram", k=k)
-    console.print(legend())
+    stage.print(legend())
     ms = [1e3 * decode_seconds(done) / len(done.tokens) for done in (plain, fast)]
     stats = fast.stats
-    console.print(_figures(stats, ms))
+    stage.print(_figures(stats, ms))
     if scene.temperature == 0:
-        console.print(f"the same tokens as plain decoding: {fast.tokens == plain.tokens}")
+        stage.print(f"the same tokens as plain decoding: {fast.tokens == plain.tokens}")
     return {"title": scene.title, "plain_ms": ms[0], "speculative_ms": ms[1], "speed_up": ms[0] / ms[1], "stats": stats._asdict() | {"seconds": None}}
 
 
@@ -97,18 +112,19 @@ def _figures(stats: Any, ms: list[float]) -> Any:
     return table
 
 
-def _exactness(console: Any) -> dict[str, float]:
+def _exactness(stage: Stage) -> dict[str, float]:
     """The exact total variation between the law of the verifier that has just decided all these tokens and the target's law."""
     import torch
+    from rich.rule import Rule
 
     from specdec_fn.speculate import verifiers
     from specdec_proofs.integrate import measure
     from specdec_proofs.worlds import softmax
 
-    console.rule("is it exact?")
+    stage.print(Rule("is it exact?"))
     decide = verifiers.all["token"].decide
     found = {str(dtype).removeprefix("torch."): float(measure(decide, softmax(0), dtype).tv) for dtype in (torch.float64, torch.float32)}
     for name, distance in found.items():
-        console.print(f"total variation between the emitted law and p, computed from the shipped code ({name}): [bold]{distance:.1e}[/bold]")
-    console.print("every claim and every mutant: specdec prove --quick", style="dim")
+        stage.print(f"total variation between the emitted law and p, computed from the shipped code ({name}): [bold]{distance:.1e}[/bold]")
+    stage.print("every claim and every mutant: specdec prove --quick", style="dim")
     return found

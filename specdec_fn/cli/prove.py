@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specdec_fn.cli import options as o
-from specdec_fn.cli.status import Status
+from specdec_fn.cli.status import Status, wide_console
 
 __all__ = ["prove"]
 
@@ -17,7 +17,6 @@ def prove(
     json_: o.Json = False,
 ) -> int:
     """Compute the law of the code that ships and compare it with the target's; exits 1 if a claim fails."""
-    from rich.console import Console
 
     from specdec_proofs import claims, report
 
@@ -34,7 +33,7 @@ def prove(
     if json_:
         print(json.dumps(report.as_json(found)))
     else:
-        Console().print(report.table(found))
+        wide_console().print(report.table(found))
     if interrupted:
         return 130
     return 0 if all(claim.passed for claim in found) else 1

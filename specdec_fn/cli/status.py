@@ -1,10 +1,10 @@
-"""One line of progress on a terminal's stderr, and nothing elsewhere."""
+"""What people watch: a line of progress on stderr, and a console for tables on stdout."""
 
 import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Status"]
+__all__ = ["Status", "wide_console"]
 
 
 class Status:
@@ -30,3 +30,10 @@ class Status:
         """Shows another line."""
         if self._spinner is not None:
             self._spinner.update(line)
+
+
+def wide_console() -> Any:
+    """A console for tables: as wide as the terminal, and wide enough for every column where output is no terminal."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=160)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from specdec_fn.cli import options as o
+from specdec_fn.cli.status import wide_console
 
 __all__ = ["overhead"]
 
@@ -20,7 +21,6 @@ def overhead(
     json_: o.Json = False,
 ) -> int:
     """Laws, decision, drafting, log-probabilities and text of a pass of K + 1 rows, as a share of the whole pass."""
-    from rich.console import Console
     from rich.table import Table
 
     from specdec_fn.cli.bench.paired import decode_seconds, spread
@@ -63,5 +63,5 @@ def overhead(
         table.add_column(column, justify="left" if column == "controls" else "right")
     for name in settings:
         table.add_row(name, spread([100 * share for share in shares[name]]), spread(outside_ms[name]))
-    Console().print(table)
+    wide_console().print(table)
     return 0

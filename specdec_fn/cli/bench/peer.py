@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fn.cli import options as o
+from specdec_fn.cli.status import wide_console
 
 __all__ = ["transformers"]
 
@@ -21,7 +22,6 @@ def transformers(
 ) -> int:
     """Milliseconds a token of plain greedy decoding here and in transformers, and their ratio."""
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from specdec_fn.cli.bench.paired import spread
@@ -63,7 +63,7 @@ def transformers(
     table.add_row("transformers", spread(times["transformers"]))
     table.add_row("times as fast", spread(ratios))
     table.add_row("same tokens", str(same))
-    Console().print(table)
+    wide_console().print(table)
     return 0
 
 

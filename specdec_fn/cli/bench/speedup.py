@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fn.cli import options as o
+from specdec_fn.cli.status import wide_console
 
 __all__ = ["prose", "quoting"]
 
@@ -18,7 +19,7 @@ Prompts = Annotated[str | None, typer.Option("--prompts", help="Another file: on
 def quoting(
     model: o.ModelName = "smollm2-135m",
     proposer: o.ProposerName = "ngram",
-    k: o.K = 5,
+    k: o.K = 10,
     temperature: o.Temperature = 0.0,
     max_tokens: o.MaxTokens = 160,
     repeats: Repeats = 3,
@@ -32,7 +33,7 @@ def quoting(
 def prose(
     model: o.ModelName = "smollm2-135m",
     proposer: o.ProposerName = "ngram",
-    k: o.K = 5,
+    k: o.K = 10,
     temperature: o.Temperature = 1.0,
     max_tokens: o.MaxTokens = 160,
     repeats: Repeats = 3,
@@ -64,7 +65,7 @@ def _speedup(file: str, model: str, proposer: str, k: int, temperature: float, m
     if as_json:
         print(json.dumps({"prompts": file, "k": k, "temperature": temperature, "set": total, "rows": [_row(row) for row in rows]}))
     else:
-        Console().print(_table(f"{file}: {proposer}, K = {k}, temperature {temperature:g}, {repeats} repeats in turns", rows, total))
+        wide_console().print(_table(f"{file}: {proposer}, K = {k}, temperature {temperature:g}, {repeats} repeats in turns", rows, total))
     return 0
 
 
