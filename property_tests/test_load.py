@@ -384,7 +384,7 @@ def test_bad_options(options: dict[str, Any], message: str, llama: tuple[Path, t
     [(lambda good: b"", "is an empty file; expected a GGUF file"), (lambda good: good[:-64], "cut short"), (lambda good: good[:100], "cut short"),
      (lambda good: good.replace(b"blk.0.attn_k.weight", b"blk.0.attn_x.weight"), r"tensor 'blk\.0\.attn_k\.weight' is missing; a llama model"),
      (lambda good: good.replace(b"llama", b"mamba"), "mamba"),
-     (lambda good: good.replace(b"eos_token_id\4\0\0\0", b"eos_token_id\6\0\0\0"), "by a value of the wrong type"),
+     (lambda good: good.replace(b"eos_token_id\4\0\0\0", b"eos_token_id\6\0\0\0"), "expected an id from 0 to 319"),
      (lambda good: good.replace(b"tests.split\4", b"split.count\4"), "is one of the 3 parts of a split GGUF; expected a whole file")],
 )  # fmt: skip
 def test_bad_gguf_files(data: Callable[[bytes], bytes], message: str, tiny_gguf: bytes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,8 +23,8 @@ class Scene(NamedTuple):
 
 QUOTED = """Correct the one spelling mistake in this text and write the whole text again:
 
-The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the weather into a
-book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed in the harbor
+The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the weather into a \
+book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed in the harbor \
 for a week."""
 
 SCENES = (
@@ -41,7 +42,7 @@ def demo(
     json_: o.Json = False,
 ) -> int:
     """Answer a quoting prompt and a prose prompt, plain and speculative, side by side with their figures."""
-    from rich.console import Console
+    from rich.console import CONSOLE_SVG_FORMAT, Console
 
     if svg is not None and not svg.parent.is_dir():
         raise ValueError(f"--svg is {str(svg)!r}; expected a file in a folder that exists")
@@ -52,7 +53,8 @@ def demo(
     if json_:
         print(json.dumps({"model": model, "k": k, "seed": seed, "scenes": results, "exact_tv": exact}))
     if svg is not None:
-        stage.picture.save_svg(str(svg), title="specdec demo")
+        frame = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # no font is fetched from anywhere
+        stage.picture.save_svg(str(svg), title="specdec demo", code_format=frame)
     return 0
 
 
@@ -100,16 +102,15 @@ def _play(stage: Stage, target: Any, tokenizer: Any, scene: Scene, k: int, seed:
     return {"title": scene.title, "plain_ms": ms[0], "speculative_ms": ms[1], "speed_up": ms[0] / ms[1], "stats": stats._asdict() | {"seconds": None}}
 
 
-def _figures(stats: Any, ms: list[float]) -> Any:
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("tokens a pass", f"{stats.tokens_per_pass:.2f}", f"{stats.emitted} tokens in {stats.passes} passes")
-    table.add_row("accepted", f"{stats.acceptance_rate:.0%}", f"{stats.accepted} of {stats.proposed} proposed")
-    places = "   ".join(f"{place}: {kept / seen:.0%}" for place, (seen, kept) in enumerate(stats.per_position, start=1) if seen)
-    table.add_row("by position", places or "nothing was proposed")
-    table.add_row("speed-up", f"{ms[0] / ms[1]:.2f}", f"{ms[0]:.1f} ms a token plain, {ms[1]:.1f} ms speculative")
-    return table
+def _figures(stats: Any, ms: list[float]) -> str:
+    places = "  ".join(f"{place}: {kept / seen:.0%}" for place, (seen, kept) in enumerate(stats.per_position, start=1) if seen)
+    lines = {
+        "tokens a pass": f"{stats.tokens_per_pass:.2f}  ({stats.emitted} tokens in {stats.passes} passes)",
+        "accepted": f"{stats.acceptance_rate:.0%}  ({stats.accepted} of {stats.proposed} proposed)",
+        "by position": places or "nothing was proposed",
+        "speed-up": f"{ms[0] / ms[1]:.2f}  ({ms[0]:.1f} ms a token plain, {ms[1]:.1f} ms speculative)",
+    }
+    return "\n".join(f"{name:15}{line}" for name, line in lines.items())
 
 
 def _exactness(stage: Stage) -> dict[str, float]:
