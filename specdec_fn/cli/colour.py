@@ -55,5 +55,5 @@ class Painter:
 def legend() -> Text:
     """One line that explains the colours."""
     words = {"accepted": "accepted draft", "recovered": "recovered from the residual", "bonus": "bonus after a whole draft", "plain": "plain"}
-    parts = [Text("■ ", STYLES[kind]).append(word, "default") for kind, word in words.items()]
+    parts = [Text().append("■ ", STYLES[kind]).append(word) for kind, word in words.items()]
     return Text("   ").join(parts)
