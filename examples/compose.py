@@ -1,4 +1,6 @@
-"""For the researcher: an experiment made of functions. How does acceptance depend on temperature, and is the law still p?
+"""For the researcher: an experiment made of functions. How does acceptance depend on temperature?
+
+The law stays p whatever the proposer does (validate.py shows it).
 
 A proposer of your own is a pair of functions; everything else is taken from the shelf. Run: python examples/compose.py
 """

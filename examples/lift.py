@@ -25,8 +25,9 @@ def main() -> None:
     noise = torch.Generator().manual_seed(0)
     target = torch.randn(3, 5, 100, generator=noise, dtype=torch.float64).softmax(-1)
     drafted = target[:, :4].argmax(-1)
-    for row, emitted in enumerate(verify_batch([7, 8, 9], [12, 40, 3], target, drafted, None, torch.tensor([4, 2, 0]))):
-        print(f"request {row}: drafted {drafted[row].tolist()}, emitted {emitted}")
+    lengths = [4, 2, 0]
+    for row, emitted in enumerate(verify_batch([7, 8, 9], [12, 40, 3], target, drafted, None, torch.tensor(lengths))):
+        print(f"request {row}: drafted {drafted[row, : lengths[row]].tolist()}, emitted {emitted}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def table(claims: Sequence[Claim], title: str = "Claims about the code that ship
     from rich.text import Text
 
     made = Table(title=title, caption=summary(claims), title_justify="left", caption_justify="left")
-    for heading in ("claim", "figure", "gate", "", "seconds", "detail"):
+    for heading in ("claim", "figure", "gate", "result", "seconds", "detail"):
         made.add_column(heading, justify="right" if heading in ("figure", "seconds") else "left", overflow="fold")
     for claim in claims:
         result = Text("passed", style="green") if claim.passed else Text("FAILED", style="bold red")

@@ -21,10 +21,10 @@ class Scene(NamedTuple):
     temperature: float
 
 
-QUOTED = """Correct the one spelling mistake in this text and write the whole text again:
+QUOTED = """Repeat the following text exactly, word for word:
 
 The lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the stairs, trims the lamp and writes the weather into a \
-book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed in the harbor \
+book. In forty years he has not missed an evening, not even when the sea took the lower path and the boats stayed in the harbour \
 for a week."""
 
 SCENES = (
@@ -41,7 +41,7 @@ def demo(
     svg: Annotated[Path | None, typer.Option("--svg", help="Also write what is shown as a picture.")] = None,
     json_: o.Json = False,
 ) -> int:
-    """Answer a quoting prompt and a prose prompt, plain and speculative, side by side with their figures."""
+    """Answer a quoting prompt and a prose prompt, plainly and then speculatively, with their figures."""
     from rich.console import CONSOLE_SVG_FORMAT, Console
 
     if svg is not None and not svg.parent.is_dir():
@@ -103,7 +103,7 @@ def _play(stage: Stage, target: Any, tokenizer: Any, scene: Scene, k: int, seed:
 
 
 def _figures(stats: Any, ms: list[float]) -> str:
-    places = "  ".join(f"{place}: {kept / seen:.0%}" for place, (seen, kept) in enumerate(stats.per_position, start=1) if seen)
+    places = "  ".join(f"{place}: {kept}/{seen}" for place, (seen, kept) in enumerate(stats.per_position, start=1) if seen)
     lines = {
         "tokens a pass": f"{stats.tokens_per_pass:.2f}  ({stats.emitted} tokens in {stats.passes} passes)",
         "accepted": f"{stats.acceptance_rate:.0%}  ({stats.accepted} of {stats.proposed} proposed)",

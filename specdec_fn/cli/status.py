@@ -1,5 +1,6 @@
 """What people watch: a line of progress on stderr, and a console for tables on stdout."""
 
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -36,4 +37,4 @@ def wide_console() -> Any:
     """A console for tables: as wide as the terminal, and wide enough for every column where output is no terminal."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=160)
