@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 
 from specdec_fn.speculate.draft import Draft
-from specdec_fn.typing import Int, Tensor
+from specdec_fn.typing import Bool, Int, Tensor
 
-__all__ = ["Verdict", "of_chain"]
+__all__ = ["Verdict", "of_chain", "of_path"]
 
 
 class Verdict(NamedTuple):
@@ -39,4 +39,22 @@ def of_chain(draft: Draft, accepted: Int[Tensor, ""], final: Int[Tensor, ""]) ->
     drafted = torch.nn.functional.pad(draft.tokens, (0, 1), value=-1)
     tokens = torch.where(lane < accepted, drafted, torch.where(lane == accepted, final, -1))
     path = torch.where(lane[:k] < accepted, lane[:k], -1)
+    return Verdict(tokens, accepted, accepted + 1, path)
+
+
+def of_path(draft: Draft, kept: Bool[Tensor, "K"], final: Int[Tensor, ""]) -> Verdict:
+    """The verdict that keeps the marked nodes of a tree, which must be one path from the context down, and adds ``final``.
+
+    >>> tree = Draft(torch.tensor([5, 6, 7]), None, torch.tensor(3), torch.tensor([-1, -1, 1]))
+    >>> of_path(tree, torch.tensor([False, True, True]), torch.tensor(4))
+    Verdict(tokens=tensor([ 6,  7,  4, -1]), accepted=tensor(2), emitted=tensor(3), path=tensor([ 1,  2, -1]))
+    """
+    k = draft.tokens.shape[0]
+    lane = torch.arange(k + 1, device=draft.tokens.device)
+    accepted = kept.sum()
+    place = torch.where(kept, kept.cumsum(0) - 1, k)  # a parent comes before its child, so the path is in order
+    empty = torch.full_like(lane, -1)
+    drafted = empty.scatter(0, place, draft.tokens)
+    tokens = torch.where(lane < accepted, drafted, torch.where(lane == accepted, final, -1))
+    path = torch.where(lane < accepted, empty.scatter(0, place, lane[:k]), -1)[:k]
     return Verdict(tokens, accepted, accepted + 1, path)

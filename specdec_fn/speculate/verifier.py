@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
+from specdec_fn.random import Key
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.verdict import Verdict
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["Verifier", "batched", "check", "check_draft"]
+__all__ = ["Verifier", "batched", "check", "check_draft", "door"]
 
 
 class Verifier(NamedTuple):
@@ -22,7 +23,10 @@ class Verifier(NamedTuple):
         law: one sentence: what law the emitted tokens follow.
         tape: ``tape(key, k, vocab_size, *, position=0, dtype=torch.float64)``, the randomness of a pass.
         decide: ``decide(tape, target_probs: [K + 1, V], draft) -> Verdict``, total, deterministic, vmappable.
-        verify: ``verify(key, target_probs, draft, *, position=0) -> Verdict``, validates, draws the tape and decides.
+        verify: ``verify(key, target_probs, draft, *, position=0) -> Verdict``, validates, draws the tape and decides; see ``door``.
+        trees: whether it takes drafts that branch.
+        bias: for a rule that is not lossless, ``bias(p: [V], q: [V]) -> [V]``: the exact law of the first token minus p, for a drafted token
+            of law q. Half the sum of its absolute values is the total variation. None where there is none.
     """
 
     name: str
@@ -31,6 +35,34 @@ class Verifier(NamedTuple):
     tape: Callable[..., Any]
     decide: Callable[..., Verdict]
     verify: Callable[..., Verdict]
+    trees: bool = False
+    bias: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def door(tape: Callable[..., Any], decide: Callable[..., Verdict], *, trees: bool = False) -> Callable[..., Verdict]:
+    """Builds the ``verify`` of a rule: validate, draw the tape at the addresses of the pass, decide.
+
+    Args:
+        tape, decide: the rule's own, as in ``Verifier``.
+        trees: whether drafts may branch.
+
+    Returns:
+        ``verify(key, target_probs, draft, *, position=0) -> Verdict``: the request's key; float64 or float32 [K + 1, V]; a draft of K nodes;
+        the base of the pass, which is the number of tokens committed before it. It raises what ``check`` raises.
+
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.speculate import verifiers
+    >>> draft = Draft(torch.tensor([1]), None, torch.tensor(1))
+    >>> verifiers["token"].verify(key(0), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), draft).tokens
+    tensor([1, 0])
+    """
+
+    def verify(key: Key, target_probs: Float[Tensor, "rows vocab"], draft: Draft, *, position: int | Tensor = 0) -> Verdict:
+        check(target_probs, draft, chain=not trees)
+        drawn = tape(key, draft.tokens.shape[0], target_probs.shape[1], position=position, dtype=target_probs.dtype)
+        return decide(drawn, target_probs, draft)
+
+    return verify
 
 
 def batched(decide: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -135,7 +167,7 @@ def _traced(*tensors: Tensor | None) -> bool:
 
 
 def _check_rows(name: str, rows: Tensor) -> None:
-    tolerance = 1e-6 if rows.dtype is torch.float64 else 1e-5 if rows.dtype is torch.float32 else 1e-2
+    tolerance = 1e-6 if rows.dtype in (torch.float64, torch.float32) else 1e-2
     totals = rows.sum(-1, dtype=torch.float64)
     wrong = ~((rows >= 0).all(-1) & ((totals - 1).abs() <= tolerance))
     if wrong.any():

@@ -10,16 +10,15 @@ induction, since a rejection ends the pass. Source: Leviathan et al. 2023 (arXiv
 
 import torch
 
-from specdec_fn.random import Key
 from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual, without
 from specdec_fn.speculate.tape import Tape, tape
 from specdec_fn.speculate.verdict import Verdict, of_chain
-from specdec_fn.speculate.verifier import Verifier, check
+from specdec_fn.speculate.verifier import Verifier, door
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["decide", "verifier", "verify"]
+__all__ = ["decide", "verifier"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -59,27 +58,6 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     return of_chain(draft, accepted, draw(tape.final, law))
 
 
-def verify(key: Key, target_probs: Float[Tensor, "rows vocab"], draft: Draft, *, position: int | Tensor = 0) -> Verdict:
-    """Validates, draws the tape at the addresses of this pass, and decides.
-
-    Args:
-        key: the request's key.
-        target_probs: float64 or float32 [K + 1, V], as for ``decide``.
-        position: base of the pass: the number of tokens committed before it.
-
-    Raises:
-        ValueError: shapes or ids that do not fit, rows that are no laws, or a tree.
-
-    >>> from specdec_fn.random import key
-    >>> draft = Draft(torch.tensor([1]), None, torch.tensor(1))
-    >>> verify(key(0), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), draft).tokens
-    tensor([1, 0])
-    """
-    check(target_probs, draft, chain=True)
-    k, vocab = draft.tokens.shape[0], target_probs.shape[1]
-    return decide(tape(key, k, vocab, position=position, dtype=target_probs.dtype), target_probs, draft)
-
-
 def _row(rows: Tensor, index: Tensor) -> Tensor:
     """Row ``index`` of a tensor, the last one where index is past the end, without a data-dependent Python index."""
     return rows.index_select(0, index.clamp(max=rows.shape[0] - 1)[None]).squeeze(0)
@@ -91,5 +69,5 @@ verifier = Verifier(
     law="the target's law p, token by token",
     tape=tape,
     decide=decide,
-    verify=verify,
+    verify=door(tape, decide),
 )
