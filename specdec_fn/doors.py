@@ -138,7 +138,9 @@ def _steps(job: Job, watch: Stopwatch) -> Iterator[_Step]:
     proposer = job.proposer._replace(propose=watch.wrap("propose", job.proposer.propose))
     feed = watch.wrap("text", ending.feed)
     state = job.ending
-    passes = speculative(timed, job.key, job.law, job.prompt, job.limit, proposer, job.verifier, job.k, ends=job.ending.stop_ids, attend=job.attend)
+    passes = speculative(
+        timed, job.key, job.law, job.prompt, job.limit, proposer, job.verifier, job.k, ends=job.ending.stop_ids, attention=job.attention
+    )
     for one in watch.iterate("verify", passes):
         state, kept = feed(state, one.tokens)
         cut = one._replace(tokens=one.tokens[: kept.size], kinds=one.kinds[: kept.size], logprobs=one.logprobs[: kept.size])

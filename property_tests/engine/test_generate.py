@@ -341,7 +341,7 @@ def drafting(make) -> Proposer:
     return Proposer("mine", lambda prompt: (), lambda key, state, tokens, k, *, position: (state, make(k)))
 
 
-@pytest.mark.parametrize("verifier", ["token", "greedy"])
+@pytest.mark.parametrize("verifier", ["token", "block"])
 @pytest.mark.parametrize(
     ("make", "words"),
     [

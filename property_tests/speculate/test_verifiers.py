@@ -7,14 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
+from torch.utils._pytree import tree_map
 
 from specdec_fn.random import key, split
-from specdec_fn.speculate import Draft, Tape, Verdict, batched, residual, verifiers
+from specdec_fn.speculate import Draft, Race, Tape, Verdict, batched, residual, verifiers
 from specdec_fn.speculate.draft import chain, first
 from specdec_fn.speculate.recover import without
 
 DTYPES = [torch.float32, torch.float64]
-LOSSLESS = ["greedy", "token"]
+LOSSLESS = [name for name, rule in verifiers.items() if rule.lossless]
+TREES = [name for name in LOSSLESS if verifiers[name].trees]
 
 
 def tape(accept, final, dtype=torch.float64):
@@ -25,8 +27,13 @@ def rows(*laws, dtype=torch.float64):
     return torch.tensor(laws, dtype=dtype)
 
 
+def noise_of(name, accept, final, laws):
+    """The tape of a rule, one or a batch; the race of ``coupled`` is level, so that the likeliest token wins."""
+    return Race(torch.ones_like(laws)) if name == "coupled" else tape(accept, final, laws.dtype)
+
+
 def decide(name, accept, final, laws, draft) -> list[int]:
-    verdict = verifiers[name].decide(tape(accept, final, laws.dtype), laws, draft)
+    verdict = verifiers[name].decide(noise_of(name, accept, final, laws), laws, draft)
     check_shape(verdict, draft)
     return verdict.tokens[: int(verdict.emitted)].tolist()
 
@@ -35,8 +42,11 @@ def check_shape(verdict: Verdict, draft: Draft):
     k, accepted = draft.tokens.shape[0], int(verdict.accepted)
     assert verdict.tokens.shape == (k + 1,)
     assert int(verdict.emitted) == accepted + 1
-    assert verdict.path.tolist() == [*range(accepted)] + [-1] * (k - accepted)
-    assert verdict.tokens[:accepted].tolist() == draft.tokens[:accepted].tolist()
+    path = verdict.path[:accepted].tolist()
+    parents = range(-1, k) if draft.parents is None else draft.parents.tolist()
+    assert [parents[node] for node in path] == [-1, *path][:accepted]  # from the context down
+    assert (verdict.path[accepted:] == -1).all()
+    assert verdict.tokens[:accepted].tolist() == draft.tokens[path].tolist()
     assert (verdict.tokens[accepted + 1 :] == -1).all()
 
 
@@ -99,9 +109,9 @@ def test_a_row_of_zeros_gives_no_token_and_spares_its_neighbours(name):
     dead, alive = rows([0.0] * 5, [0.0, 0.0, 1.0, 0.0, 0.0]), rows([0.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 5)
     assert decide(name, [0.0], 0.5, dead, chain([2], 1)) == [-1]
     assert decide(name, [0.0], 0.5, alive, chain([1], 1)) == [1, -1]
-    both = batched(verifiers[name].decide)(
-        tape([[0.0], [0.0]], [0.5, 0.5]), torch.stack([dead, alive]), Draft(torch.tensor([[2], [1]]), None, torch.tensor([1, 1]))
-    )
+    laws = torch.stack([dead, alive])
+    noise = noise_of(name, [[0.0], [0.0]], [0.5, 0.5], laws)
+    both = batched(verifiers[name].decide)(noise, laws, Draft(torch.tensor([[2], [1]]), None, torch.tensor([1, 1])))
     assert both.tokens.tolist() == [[-1, -1], [1, -1]]
 
 
@@ -144,7 +154,7 @@ def test_p_equal_to_q_accepts_ten_thousand_times():
     assert ((verdict.tokens >= 0) & (verdict.tokens < 50)).all()
 
 
-@given(seed=st.integers(0, 1000), k=st.integers(0, 4), length=st.integers(0, 4), soft=st.booleans(), name=st.sampled_from(LOSSLESS))
+@given(seed=st.integers(0, 1000), k=st.integers(0, 4), length=st.integers(0, 4), soft=st.booleans(), name=st.sampled_from(sorted(verifiers)))
 def test_batched_equals_one_by_one(seed, k, length, soft, name):
     gen = torch.Generator().manual_seed(seed)
     laws = torch.softmax(3 * torch.randn(5, k + 1, 6, generator=gen, dtype=torch.float64), -1)
@@ -152,12 +162,13 @@ def test_batched_equals_one_by_one(seed, k, length, soft, name):
         torch.randint(0, 6, (5, k), generator=gen),
         torch.softmax(torch.randn(5, k, 6, generator=gen, dtype=torch.float64), -1) if soft else None,
         torch.full((5,), min(length, k)),
+        torch.stack([torch.randint(-1, i, (5,), generator=gen) for i in range(k)], 1) if k and verifiers[name].trees else None,
     )
-    noise = Tape(torch.rand(5, k, generator=gen, dtype=torch.float64), torch.rand(5, generator=gen, dtype=torch.float64))
-    together = batched(verifiers[name].decide)(noise, laws, draft)
+    tapes = torch.func.vmap(lambda k_: verifiers[name].tape(k_, k, 6, position=seed))(split(key(seed), 5))
+    together = batched(verifiers[name].decide)(tapes, laws, draft)
     for i in range(5):
-        one = Draft(draft.tokens[i], None if draft.probs is None else draft.probs[i], draft.length[i])
-        alone = verifiers[name].decide(Tape(noise.accept[i], noise.final[i]), laws[i], one)
+        one, noise = tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], (draft, tapes))
+        alone = verifiers[name].decide(noise, laws[i], one)
         check_shape(alone, one)
         for a, b in zip(alone, together, strict=True):
             assert a.equal(b[i])
@@ -206,7 +217,6 @@ def test_first_cuts_tokens_laws_and_length():
         (torch.eye(2), Draft(torch.tensor([0]), None, torch.tensor(1), torch.tensor([0])), r"draft.parents\[0\] is 0; expected an earlier node"),
         (torch.eye(2), Draft(torch.tensor([0]), torch.eye(2)[1:], torch.tensor(1)), r"draft.tokens\[0\] is 0, of probability 0 in draft.probs\[0\]"),
         (torch.eye(2), Draft(torch.tensor([0]), None, torch.tensor(1), torch.tensor([-1, 0])), r"draft.parents has shape \[2\]; expected \[1\]"),
-        (torch.eye(3), Draft(torch.tensor([0, 1]), None, torch.tensor(2), torch.tensor([-1, -1])), "expected 0, a chain"),
         (torch.tensor([[math.nan, 1.0], [0.0, 1.0]]), chain([0], 1), r"target_probs\[0\] sums to nan"),
         (torch.tensor([[1.0, 0.0], [-0.5, 1.5]]), chain([0], 1), r"target_probs\[1\] sums to 1.0 with least entry -0.5"),
     ],
@@ -230,3 +240,147 @@ def test_the_registry_is_a_read_only_mapping():
         verifiers["blok"]
     with pytest.raises(TypeError):
         verifiers["mine"] = verifiers["token"]
+
+
+@pytest.mark.parametrize("name", sorted(verifiers))
+def test_a_tree_is_refused_by_the_rules_of_chains_only(name):
+    siblings = Draft(torch.tensor([0, 1]), None, torch.tensor(2), torch.tensor([-1, -1]))
+    laws = torch.eye(3, dtype=torch.float64)[:, :2] + rows([0.0, 0.0], [0.0, 0.0], [0.0, 1.0])
+    if verifiers[name].trees:
+        check_shape(verifiers[name].verify(key(0), laws, siblings), siblings)
+    else:
+        with pytest.raises(ValueError, match=r"draft.parents\[1\] is -1; expected 0, a chain, since this verifier knows no trees"):
+            verifiers[name].verify(key(0), laws, siblings)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@given(seed=st.integers(0, 500), soft=st.booleans())
+def test_at_temperature_zero_every_rule_gives_the_greedy_ids(name, seed, soft):
+    """One-hot rows of p: what is emitted is the argmax along the path, whatever was drafted and however it branches."""
+    gen = torch.Generator().manual_seed(seed)
+    k, vocab = 5, 4
+    best = torch.randint(0, vocab, (k + 1,), generator=gen)
+    laws = torch.nn.functional.one_hot(best, vocab).to(torch.float64)
+    parents = torch.stack([torch.randint(-1, i, (), generator=gen) for i in range(k)]) if verifiers[name].trees else None
+    tokens = torch.randint(0, vocab, (k,), generator=gen)
+    probs = torch.softmax(torch.randn(k, vocab, generator=gen, dtype=torch.float64), -1) if soft else None
+    draft = Draft(tokens, probs, torch.tensor(k), parents)
+    verdict = verifiers[name].verify(key(seed), laws, draft)
+    check_shape(verdict, draft)
+    at = [0, *(verdict.path[: int(verdict.accepted)] + 1).tolist()]
+    assert verdict.tokens[: int(verdict.emitted)].tolist() == best[at].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name not in ("coupled", "greedy", "traversal", "k_seq")])
+@given(seed=st.integers(0, 300))
+def test_on_a_chain_top_down_rules_are_token_verification(name, seed):
+    gen = torch.Generator().manual_seed(seed)
+    laws, probs = (torch.softmax(2 * torch.randn(n, 5, generator=gen, dtype=torch.float64), -1) for n in (4, 3))
+    draft = Draft(torch.randint(0, 5, (3,), generator=gen), probs, torch.tensor(3))
+    told, wanted = (verifiers[rule].verify(key(seed), laws, draft) for rule in (name, "token"))
+    assert all(a.equal(b) for a, b in zip(told, wanted, strict=True))
+
+
+@given(seed=st.integers(0, 300), soft=st.booleans())
+def test_on_a_chain_traversal_is_block_verification(seed, soft):
+    gen = torch.Generator().manual_seed(seed)
+    laws, probs = (torch.softmax(2 * torch.randn(n, 5, generator=gen, dtype=torch.float64), -1) for n in (5, 4))
+    draft = Draft(torch.randint(0, 5, (4,), generator=gen), probs if soft else None, torch.tensor(4))
+    told, wanted = (verifiers[rule].verify(key(seed), laws, draft) for rule in ("traversal", "block"))
+    assert all(a.equal(b) for a, b in zip(told, wanted, strict=True))
+
+
+@given(seed=st.integers(0, 300))
+def test_with_one_drafted_token_block_is_token_verification(seed):
+    gen = torch.Generator().manual_seed(seed)
+    laws, probs = (torch.softmax(2 * torch.randn(n, 5, generator=gen, dtype=torch.float64), -1) for n in (2, 1))
+    draft = Draft(torch.randint(0, 5, (1,), generator=gen), probs, torch.tensor(1))
+    told, wanted = (verifiers[rule].verify(key(seed), laws, draft) for rule in ("block", "token"))
+    assert all(a.equal(b) for a, b in zip(told, wanted, strict=True))
+
+
+def test_block_keeps_a_draft_whose_end_makes_good_for_its_beginning():
+    """The smallest case of arXiv 2403.10444: p = (1/3, 2/3), q reversed; after 0, 1 the weight is back at 1, and nothing can reject."""
+    p, q = rows([1 / 3, 2 / 3]).expand(3, 2), rows([2 / 3, 1 / 3]).expand(2, 2)
+    draft = Draft(torch.tensor([0, 1]), q, torch.tensor(2))
+    assert decide("block", [0.999, 0.999], 0.0, p, draft) == [0, 1, 0]
+    assert decide("token", [0.999, 0.999], 0.0, p, draft) == [1]
+
+
+@pytest.mark.parametrize("name", sorted(verifiers))
+def test_a_draft_of_the_targets_own_law_is_never_repaired(name):
+    """p = q on every row: all of a chain is kept, by every rule that divides q out (and by the lossy ones)."""
+    if name in ("coupled", "greedy", "typical"):  # they look at the target's choice or its likelihood, not at q
+        return
+    p = torch.softmax(torch.randn(5, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64), -1)
+    for seed in range(200):
+        draft = Draft(torch.randint(0, 7, (4,), generator=torch.Generator().manual_seed(seed)), p[:4], torch.tensor(4))
+        assert int(verifiers[name].verify(key(seed), p, draft).accepted) == 4
+
+
+@given(seed=st.integers(0, 300))
+def test_what_coupled_emits_knows_nothing_of_the_draft(seed):
+    """The row's own race decides: every draft, every length and every tree gives a beginning of one sequence."""
+    gen = torch.Generator().manual_seed(seed)
+    table = torch.softmax(2 * torch.randn(7, 6, generator=gen, dtype=torch.float64), -1)  # a bigram target: row 6 starts
+    rule = verifiers["coupled"]
+
+    def emitted(tokens, parents):
+        laws = torch.stack([table[6], *(table[token] for token in tokens)])
+        draft = Draft(torch.tensor(tokens, dtype=torch.int64), None, torch.tensor(len(tokens)), parents)
+        verdict = rule.verify(key(seed), laws, draft, position=11)
+        return verdict.tokens[: int(verdict.emitted)].tolist()
+
+    alone = []
+    for place in range(5):
+        law = table[alone[-1] if alone else 6]
+        alone += rule.verify(key(seed), law[None], chain([], 0), position=11 + place).tokens.tolist()
+    for k in (1, 2, 4):
+        for tokens in (alone[:k], torch.randint(0, 6, (k,), generator=gen).tolist()):
+            told = emitted(tokens, None)
+            assert told == alone[: len(told)]
+    parents = torch.tensor([-1, -1, 0, 1, 3])
+    told = emitted([0, alone[0], 2, alone[1], alone[2]], parents)
+    assert told == alone[: len(told)]
+
+
+def test_lossy_rules_state_their_bias_and_their_thresholds():
+    """The bias is the law of the first token minus p: summed over drafted tokens and both outcomes of the acceptance, in closed form."""
+    p, q = rows([0.6, 0.3, 0.1])[0], rows([0.2, 0.3, 0.5])[0]
+    kept = rows([0.2, 0.3, 0.1 / 0.8])[0]
+    lenient = kept + (1 - kept.sum()) * rows([1.0, 0.0, 0.0])[0] - p
+    assert torch.allclose(verifiers["lenient"].bias(p, q), lenient, atol=1e-15)
+    entropy = -(p * p.log()).sum()
+    stays = p > min(0.09, 0.3 * math.exp(-entropy))
+    typical = q * stays + q[~stays].sum() * p - p
+    assert torch.allclose(verifiers["typical"].bias(p, q), typical, atol=1e-15)
+    assert all(verifiers[name].bias is None for name in LOSSLESS)
+    for build, setting in (
+        (verifiers.lossy.typical, {"epsilon": 0.0}),
+        (verifiers.lossy.typical, {"delta": math.nan}),
+        (verifiers.lossy.lenient, {"lenience": 1.5}),
+    ):
+        with pytest.raises(ValueError, match=str(next(iter(setting.values())))):
+            build(**setting)
+
+
+@pytest.mark.parametrize("name", ["typical", "lenient"])
+def test_the_bias_is_what_the_rule_does(name):
+    """The share of a fine grid of the uniform on which decide accepts, and the exact repair."""
+    p, q = rows([0.55, 0.05, 0.25, 0.15])[0], rows([0.1, 0.45, 0.2, 0.25])[0]
+    grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    first_token, rule = torch.zeros(4, dtype=torch.float64), verifiers[name]
+    for token in range(4):
+        draft = Draft(torch.full((2000, 1), token), q.expand(2000, 1, 4), torch.ones(2000, dtype=torch.int64))
+        share = batched(rule.decide)(Tape(grid[:, None], grid * 0), p.expand(2000, 2, 4), draft).accepted.to(torch.float64).mean()
+        repair = p if name == "typical" else residual(p, q)
+        first_token += q[token] * (share * torch.nn.functional.one_hot(torch.tensor(token), 4) + (1 - share) * repair)
+    assert torch.allclose(first_token - p, rule.bias(p, q), atol=1e-3)
+
+
+def test_a_float32_softmax_over_a_large_vocabulary_is_a_law():
+    """Its sum is off 1 by more than 1e-6, though each entry is as right as it can be."""
+    laws = torch.softmax(3 * torch.randn(3, 151_936, generator=torch.Generator().manual_seed(0)), -1)
+    assert int(verifiers["token"].verify(key(0), laws, chain([5, 7], 2)).emitted) >= 1
+    with pytest.raises(ValueError, match=r"target_probs\[1\] sums to"):
+        verifiers["token"].verify(key(0), laws * torch.tensor([[1.0], [1.001], [1.0]]), chain([5, 7], 2))

@@ -10,20 +10,20 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from specdec_fn import models
+from specdec_fn.engine.attention import CAUSAL, Attention, of_draft
 from specdec_fn.engine.generation import Pass
 from specdec_fn.engine.law import Law
+from specdec_fn.engine.running import Running, drafted, judged, no_law, rows
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
 from specdec_fn.models.model import Attend
 from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import draw
-from specdec_fn.speculate import Draft, Proposer, Verifier
-from specdec_fn.speculate.draft import first
+from specdec_fn.speculate import Proposer, Verifier
 from specdec_fn.speculate.tape import FINAL, address
-from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["NoLawError", "cached", "naive", "prefill", "speculative"]
+__all__ = ["NoLawError", "begin", "cached", "naive", "prefill", "speculative"]
 
 PREFILL_CHUNK = 256  # prompt rows a forward takes at once: bounds the memory of a long prompt
 
@@ -80,19 +80,16 @@ def speculative(
     k: int,
     *,
     ends: frozenset[int] = frozenset(),
-    attend: Attend = dense.attend,
+    attention: Attention = CAUSAL,
 ) -> Iterator[Pass]:
     """Emits ``count`` tokens in passes: propose, forward, verify, keep.
-
-    Before every pass the cache holds all committed tokens but the last, whose row comes first in the pass; after it, the rows of the
-    accepted tokens stay and the others are rolled back by not advancing over them.
 
     Args:
         model, law, key, prompt, count: as in the loops above.
         proposer, verifier: values of ``specdec_fn.speculate``.
-        k: most drafted tokens of a pass; it drafts ``min(k, tokens left - 1)``.
+        k: most drafted nodes of a pass; it drafts ``min(k, tokens left - 1)``.
         ends: ids behind which nothing need be drafted.
-        attend: how the model attends to the cache.
+        attention: how the model attends to the cache.
 
     Raises:
         NoLawError: logits of NaN, or that allow nothing, where a token is needed.
@@ -107,24 +104,44 @@ def speculative(
     >>> [(one.tokens, one.kinds) for one in speculative(*parts, verifiers["token"], 3)]
     [([1, 2, 0], ['accepted', 'accepted', 'recovered']), ([1], ['plain'])]
     """
-    tokens, guess = list(prompt), proposer.init(list(prompt))
-    cache = prefill(model, prompt, count, attend)
-    while (left := count - (len(tokens) - len(prompt))) > 0:
-        base = len(tokens)
-        guess, draft = proposer.propose(key, guess, list(tokens), min(k, left - 1), position=base)  # a copy, which it may keep
-        draft = first(draft, _useful(draft, ends, model.config.vocab_size, min(k, left - 1)))
-        drafted = draft.tokens.tolist()
-        logits, cache = _forward(model, cache, [tokens[-1], *drafted], base - 1, attend)
+    run = begin(model, key, law, prompt, count, proposer, verifier, k, ends=ends, attention=attention)
+    while run.left > 0:
+        run, draft = drafted(run, model.config.vocab_size)
+        ids, positions = (part.to(_parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
-            probs = law(logits, tokens[len(prompt) :], drafted)
-            verdict = verifier.decide(verifier.tape(key, len(drafted), probs.shape[1], position=base), probs, draft)
-            emitted = verdict.tokens[: int(verdict.emitted)].tolist()
-        cache = dense.advance(cache, len(emitted))
-        if emitted[-1] < 0:  # the accepted tokens stand, and may end the generation before the missing law is needed
-            yield _pass(emitted[:-1], len(emitted) - 1, drafted, logits)
-            raise _no_law(base + len(emitted) - 1)
-        tokens += emitted
-        yield _pass(emitted, len(emitted) - 1, drafted, logits)
+            logits, cache = model.apply(model.params, ids, positions, run.cache, of_draft(attention, draft))
+            run, one = judged(run, draft, logits, cache)
+        yield one
+        if run.lawless:
+            raise NoLawError(no_law(run))
+
+
+def begin(
+    model: Model,
+    key: Key,
+    law: Law,
+    prompt: Sequence[int],
+    count: int,
+    proposer: Proposer,
+    verifier: Verifier,
+    k: int,
+    *,
+    ends: frozenset[int] = frozenset(),
+    attention: Attention = CAUSAL,
+) -> Running:
+    """The sequence before its first pass, its prompt prefilled; arguments as for ``speculative``.
+
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> from specdec_fn.speculate import proposers, verifiers
+    >>> parts = key(0), law(SamplingParams()), [0, 1, 2], 4, proposers.ngram.proposer(), verifiers["token"], 3
+    >>> run = begin(models.toy.bigram(torch.eye(3)), *parts)
+    >>> run.left, run.cache.length
+    (4, 2)
+    """
+    cache = prefill(model, prompt, count, attention.chain)
+    return Running(key, law, tuple(prompt), len(prompt), count, proposer, verifier, k, proposer.init(list(prompt)), cache, ends)
 
 
 @torch.inference_mode()
@@ -167,28 +184,7 @@ def _parameter(model: Model) -> Tensor:
     return next((leaf for leaf in tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
 
 
-def _useful(draft: Draft, ends: frozenset[int], vocab_size: int, most: int) -> int:
-    """How many nodes of a chain are worth verifying: up to and with the first that ends the generation."""
-    check_draft(draft, vocab_size, chain=True)  # a law that was not drawn from would bias the tokens, so it is refused here
-    ids = draft.tokens[: int(draft.length)].tolist()
-    if len(ids) > most:
-        raise ValueError(f"the proposer drafted {len(ids)} tokens; expected at most {most}")
-    return next((lane + 1 for lane, token in enumerate(ids) if token in ends), len(ids))
-
-
-def _pass(emitted: list[int], accepted: int, drafted: list[int], logits: Float[Tensor, "rows vocab"]) -> Pass:
-    last = "plain" if not drafted else "bonus" if accepted == len(drafted) else "recovered"
-    kinds = (["accepted"] * accepted + [last])[: len(emitted)]
-    rows = logits[: len(emitted)].to(torch.float64)
-    chosen = rows[torch.arange(len(emitted)), torch.tensor(emitted, dtype=torch.int64)]
-    return Pass(emitted, kinds, (chosen - rows.logsumexp(-1)).tolist(), len(drafted))
-
-
 def _token(token: int, position: int) -> int:
     if token < 0:
-        raise _no_law(position)
+        raise NoLawError(f"the logits for position {position} hold NaN or allow no token; expected a finite logit that the controls allow")
     return token
-
-
-def _no_law(position: int) -> NoLawError:
-    return NoLawError(f"the logits for position {position} hold NaN or allow no token; expected a finite logit that the controls allow")

@@ -8,10 +8,9 @@ import torch
 
 from specdec_fn import models
 from specdec_fn.engine import ending
+from specdec_fn.engine.attention import CAUSAL, INVARIANT, Attention
 from specdec_fn.engine.law import Law, law
-from specdec_fn.kv import dense
 from specdec_fn.models import Model
-from specdec_fn.models.model import Attend
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.sampling.processors import checked_ids
@@ -28,7 +27,7 @@ class Job(NamedTuple):
 
     Attributes:
         model: the target, in its invariant form where that was asked for.
-        attend: how it attends to the cache.
+        attention: how it attends to the cache.
         key: the request's key.
         law: from logits to target laws.
         prompt: its ids.
@@ -38,7 +37,7 @@ class Job(NamedTuple):
     """
 
     model: Model
-    attend: Attend
+    attention: Attention
     key: Key
     law: Law
     prompt: list[int]
@@ -101,7 +100,7 @@ def settle(
     limit = min(max_tokens, context - len(ids))
     return Job(
         model=models.invariant(model) if invariant else model,
-        attend=dense.attend_invariant if invariant else dense.attend,
+        attention=INVARIANT if invariant else CAUSAL,
         key=key(seed),
         law=law(sampling, ids, ends=tuple(end for end in ends if end < vocab), mask=_spelled(tokenizer, vocab)),
         prompt=ids,
@@ -155,7 +154,11 @@ def _verifier(verifier: Verifier | str) -> Verifier:
     if isinstance(verifier, Verifier):
         return verifier
     if isinstance(verifier, str) and verifier in verifiers.all:
-        return verifiers.all[verifier]
+        named = verifiers.all[verifier]
+        if not named.lossless:
+            opt_in = f"speculate.verifiers[{verifier!r}] itself, which says that you accept its bias"
+            raise ValueError(f"verifier {verifier!r} does not keep the target's law; expected a lossless one, or {opt_in}")
+        return named
     raise ValueError(f"verifier is {verifier!r}; expected a Verifier or one of the names {', '.join(verifiers.all)}")
 
 

@@ -6,21 +6,24 @@ from typing import Protocol
 import torch
 
 from specdec_fn.sampling import SamplingParams, distribution
-from specdec_fn.typing import Bool, Float, Tensor
+from specdec_fn.speculate import tree
+from specdec_fn.typing import Bool, Float, Int, Tensor
 
 __all__ = ["Law", "law"]
 
 
 class Law(Protocol):
-    """``law(logits, generated, drafted) -> laws``: what ``law`` below builds."""
+    """``law(logits, generated, drafted, parents=None) -> laws``: what ``law`` below builds."""
 
-    def __call__(self, logits: Float[Tensor, "rows vocab"], generated: Sequence[int], drafted: Sequence[int]) -> Float[Tensor, "rows vocab"]: ...
+    def __call__(
+        self, logits: Float[Tensor, "rows vocab"], generated: Sequence[int], drafted: Sequence[int], parents: Int[Tensor, "drafted"] | None = None
+    ) -> Float[Tensor, "rows vocab"]: ...
 
 
 def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[int] = (), mask: Bool[Tensor, "vocab"] | None = None) -> Law:
     """Builds the function from the logits of a pass to its target laws, for one request.
 
-    Row i of a pass is the law after ``generated`` and the first i drafted tokens, so penalties, bad words and ``min_tokens`` see exactly the
+    Row i of a pass is the law after ``generated`` and the drafted tokens that lead to it, so penalties, bad words and ``min_tokens`` see exactly the
     prefix that plain decoding would have seen there. On a CPU the laws are float64.
 
     Args:
@@ -30,8 +33,8 @@ def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[in
         mask: Bool [V], True where an id may be emitted at all; None allows all.
 
     Returns:
-        ``law(logits [R, V], generated ids, drafted ids) -> float64 [R, V]``, where R is 1 + the number of drafted ids. A row of NaN, or with
-        nothing allowed, becomes zeros.
+        ``law(logits [R, V], generated ids, drafted ids, parents=None) -> float64 [R, V]``, where R is 1 + the number of drafted ids, and
+        ``parents`` says how they hang together where they are no chain. A row of NaN, or with nothing allowed, becomes zeros.
 
     >>> two_rows = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     >>> law(SamplingParams(presence_penalty=9.0, temperature=0))(two_rows, [], [0])  # row 1 knows that 0 was drafted
@@ -46,20 +49,21 @@ def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[in
     rows_of: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(one)
     plain = params == SamplingParams() and mask is None
 
-    def laws(logits: Tensor, generated: Sequence[int], drafted: Sequence[int]) -> Tensor:
+    def laws(logits: Tensor, generated: Sequence[int], drafted: Sequence[int], parents: Tensor | None = None) -> Tensor:
         assert logits.shape[0] == len(drafted) + 1, "one row after the context and one after each drafted token"
         if plain:  # bit for bit what ``distribution`` gives, without the batching that its general form needs
             return logits.softmax(-1, dtype=torch.float64).nan_to_num_(0.0)
-        return rows_of(logits.to(torch.float64), _prefixes(generated, drafted) if params.history else _no_prefixes(logits.shape[0]))
+        return rows_of(logits.to(torch.float64), _prefixes(generated, drafted, parents) if params.history else _no_prefixes(logits.shape[0]))
 
     return laws
 
 
-def _prefixes(generated: Sequence[int], drafted: Sequence[int]) -> Tensor:
-    """Row i: the generated ids and the first i drafted ones, then -1."""
-    ids = torch.tensor([*generated, *drafted], dtype=torch.int64).expand(len(drafted) + 1, -1)
-    known = torch.arange(ids.shape[1]) < len(generated) + torch.arange(len(drafted) + 1)[:, None]
-    return torch.where(known, ids, -1)
+def _prefixes(generated: Sequence[int], drafted: Sequence[int], parents: Tensor | None) -> Tensor:
+    """Row i + 1: the generated ids, and of the drafted ones node i and those above it; -1 for the others."""
+    lines = tree.ancestors(torch.arange(len(drafted)) - 1 if parents is None else parents)
+    above = torch.nn.functional.pad(lines, (0, 0, 1, 0))
+    nodes = torch.where(above, torch.tensor(drafted, dtype=torch.int64), -1)
+    return torch.cat([torch.tensor(generated, dtype=torch.int64).expand(len(drafted) + 1, -1), nodes], 1)
 
 
 def _no_prefixes(rows: int) -> Tensor:

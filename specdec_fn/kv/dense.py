@@ -5,7 +5,8 @@ Attention here is an ``attend`` value for a model's pass. The pass writes its ro
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,22 @@ import torch.nn.functional as F
 from specdec_fn.pytree import donates, state
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["DenseCache", "advance", "attend", "attend_invariant", "attend_pure", "grow", "init", "truncate"]
+__all__ = [
+    "Attend",
+    "DenseCache",
+    "advance",
+    "attend",
+    "attend_invariant",
+    "attend_pure",
+    "grow",
+    "init",
+    "one_row",
+    "slots",
+    "truncate",
+    "write",
+]
+
+Attend = Callable[..., tuple[Tensor, Any]]
 
 
 @runtime_checkable
@@ -136,8 +152,9 @@ def attend(
     (tensor([[1., 3.],
             [2., 4.]]), 2)
     """
-    rows, end = key.shape[0], _write(kv, layer, key, value)
-    keys, values = _seen(kv.keys[layer], end), _seen(kv.values[layer], end)
+    rows, end = key.shape[0], kv.length + key.shape[0]
+    kv = write(kv, layer, key, value)
+    keys, values = slots(kv.keys[layer], end), slots(kv.values[layer], end)
     if rows == 1:
         # The query heads that share a key head are its rows: no key is read twice.
         folded = query.reshape(1, key.shape[1], -1, query.shape[2])
@@ -171,13 +188,22 @@ def attend_invariant(
     tensor([[1., 3.],
             [2., 4.]])
     """
-    start = _write(kv, layer, key, value) - key.shape[0]
-    keys, values = kv.keys[layer], kv.values[layer]
-    out = []
-    for t, row in enumerate(query.split(1), start + 1):
-        folded = row.clone(memory_format=torch.contiguous_format).view(1, key.shape[1], -1, query.shape[2])
-        out.append(F.scaled_dot_product_attention(folded, _seen(keys, t), _seen(values, t)).reshape(row.shape))
-    return torch.cat(out), kv
+    kv = write(kv, layer, key, value)
+    return torch.cat([one_row(kv, layer, row, end) for end, row in enumerate(query.split(1), kv.length + 1)]), kv
+
+
+def one_row(kv: DenseCache, layer: int, query: Float[Tensor, "1 heads head_dim"], end: int) -> Float[Tensor, "1 heads head_dim"]:
+    """One query row over exactly the first ``end`` slots, in a call whose shapes depend on ``end`` alone.
+
+    >>> from types import SimpleNamespace
+    >>> cache = init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, dtype=torch.float32)
+    >>> cache = write(cache, 0, torch.ones(2, 1, 1), torch.tensor([1.0, 3.0])[:, None, None])
+    >>> one_row(cache, 0, torch.ones(1, 1, 1), 2).item()
+    2.0
+    """
+    keys, values = slots(kv.keys[layer], end), slots(kv.values[layer], end)
+    folded = query.clone(memory_format=torch.contiguous_format).view(1, keys.shape[1], -1, keys.shape[3])
+    return F.scaled_dot_product_attention(folded, keys, values).reshape(query.shape)
 
 
 def attend_pure(
@@ -208,17 +234,31 @@ def attend_pure(
     return out, dataclasses.replace(kv, keys=all_keys, values=all_values)
 
 
-def _write(kv: DenseCache, layer: int, key: Tensor, value: Tensor) -> int:
-    """Puts the rows in their slots and says where they end."""
+@donates("kv")
+def write(kv: DenseCache, layer: int, key: Float[Tensor, "tokens kv_heads head_dim"], value: Float[Tensor, "tokens kv_heads head_dim"]) -> DenseCache:
+    """Puts rows in the slots after the committed ones, in place, and commits nothing. DONATES ``kv``.
+
+    >>> from types import SimpleNamespace
+    >>> cache = init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, dtype=torch.float32)
+    >>> cache = write(cache, 0, torch.ones(3, 1, 1), torch.ones(3, 1, 1))
+    >>> cache.keys[0].flatten(), cache.length
+    (tensor([1., 1., 1., 0.]), 0)
+    """
     end = kv.length + key.shape[0]
     assert end <= kv.capacity, f"{key.shape[0]} rows at {kv.length} of {kv.capacity} slots"
     kv.keys[layer][kv.length : end] = key
     kv.values[layer][kv.length : end] = value
-    return end
+    return kv
 
 
-def _seen(cached: Tensor, end: int) -> Tensor:
-    """The first slots as [1, kv_heads, slots, head_dim], in one operator: a pass calls this twice a layer, and there the call is the cost."""
+def slots(cached: Tensor, end: int) -> Tensor:
+    """The first ``end`` slots of one layer, [capacity, kv_heads, head_dim], as a view [1, kv_heads, end, head_dim].
+
+    In one operator: a pass calls this twice a layer, and there the call is the cost.
+
+    >>> slots(torch.zeros(8, 3, 4), 5).shape
+    torch.Size([1, 3, 5, 4])
+    """
     _, kv_heads, head_dim = cached.shape
     return cached.as_strided((1, kv_heads, end, head_dim), (0, head_dim, kv_heads * head_dim, 1))
 

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_map
 
 from specdec_fn.random import Key
 from specdec_fn.speculate.draft import Draft
+from specdec_fn.speculate.rows import check_laws, traced
 from specdec_fn.speculate.verdict import Verdict
 from specdec_fn.typing import Float, Tensor
 
@@ -104,8 +105,8 @@ def check(target_probs: Tensor, draft: Draft, *, chain: bool = False) -> None:
     if not target_probs.is_floating_point():
         raise ValueError(f"target_probs has dtype {target_probs.dtype}; expected a floating-point dtype")
     check_draft(draft, target_probs.shape[1], chain=chain)
-    if not _traced(target_probs, *draft):
-        _check_rows("target_probs", target_probs[: int(draft.length) + 1])
+    if not traced(target_probs, *draft):
+        check_laws("target_probs", target_probs[: int(draft.length) + 1])
 
 
 def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
@@ -140,7 +141,7 @@ def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
         raise TypeError(f"draft.probs has dtype {draft.probs.dtype}; expected a floating-point dtype")
     if draft.parents is not None and draft.parents.shape != (k,):
         raise ValueError(f"draft.parents has shape {list(draft.parents.shape)}; expected {[k]} or None")
-    if _traced(*draft):
+    if traced(*draft):
         return
     length = int(draft.length)
     if not 0 <= length <= k:
@@ -155,22 +156,7 @@ def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
         if chain and parent != lane - 1:
             raise ValueError(f"draft.parents[{lane}] is {parent}; expected {lane - 1}, a chain, since this verifier knows no trees")
     if draft.probs is not None:
-        _check_rows("draft.probs", draft.probs[:length])
+        check_laws("draft.probs", draft.probs[:length])
         for lane, token in enumerate(ids):
             if draft.probs[lane, token] == 0:
                 raise ValueError(f"draft.tokens[{lane}] is {token}, of probability 0 in draft.probs[{lane}]; expected the law that it was drawn from")
-
-
-def _traced(*tensors: Tensor | None) -> bool:
-    """Whether some tensor stands for values that Python may not look at."""
-    return torch.compiler.is_compiling() or any(t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
-
-
-def _check_rows(name: str, rows: Tensor) -> None:
-    tolerance = 1e-6 if rows.dtype in (torch.float64, torch.float32) else 1e-2
-    totals = rows.sum(-1, dtype=torch.float64)
-    wrong = ~((rows >= 0).all(-1) & ((totals - 1).abs() <= tolerance))
-    if wrong.any():
-        row = int(wrong.int().argmax())
-        least = float(rows[row].min())
-        raise ValueError(f"{name}[{row}] sums to {float(totals[row])} with least entry {least}; expected a law: entries of 0 or more that sum to 1")

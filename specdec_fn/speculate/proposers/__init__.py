@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from specdec_fn.speculate.proposer import Proposer
-from specdec_fn.speculate.proposers import ngram, paying, scripted
+from specdec_fn.speculate.proposers import ngram, ngram_tree, paying, scripted
 
-__all__ = ["named", "names", "ngram", "paying", "scripted"]
+__all__ = ["named", "names", "ngram", "ngram_tree", "paying", "scripted"]
 
-_FACTORIES: Mapping[str, Callable[[], Proposer]] = MappingProxyType({"ngram": lambda: paying.proposer(ngram.proposer())})
+_FACTORIES: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
+    {"ngram": lambda: paying.proposer(ngram.proposer()), "ngram_tree": ngram_tree.proposer}
+)
 names: tuple[str, ...] = tuple(_FACTORIES)
 
 

@@ -5,13 +5,13 @@ No model and no law: the draft is one-hot, which is lossless. Source: Saxena 202
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specdec_fn.random import Key
 from specdec_fn.speculate.draft import Draft, chain
 from specdec_fn.speculate.proposer import Proposer
 
-__all__ = ["match", "proposer"]
+__all__ = ["match", "matches", "proposer"]
 
 
 def match(tokens: Sequence[int], n_max: int = 3, n_min: int = 1, k: int = 5) -> list[int]:
@@ -30,23 +30,35 @@ def match(tokens: Sequence[int], n_max: int = 3, n_min: int = 1, k: int = 5) -> 
     >>> match([7, 7, 7], n_max=2, k=3)
     [7]
     """
+    return next(matches(tokens, n_max, n_min, k), [])
+
+
+def matches(tokens: Sequence[int], n_max: int = 3, n_min: int = 1, k: int = 5) -> Iterator[list[int]]:
+    """What followed every earlier occurrence of the last n tokens: longest n first, and for one n the most recent first.
+
+    An occurrence of n tokens is one of fewer, too, so the same continuation may come again. Arguments and errors as for ``match``.
+
+    >>> list(matches([1, 2, 3, 4, 9, 1, 2, 5, 6, 1, 2], n_max=2, n_min=2, k=2))
+    [[5, 6], [3, 4]]
+    """
     if not 1 <= n_min <= n_max:
         raise ValueError(f"n_min is {n_min} and n_max is {n_max}; expected 1 <= n_min <= n_max")
     if k < 0:
         raise ValueError(f"k is {k}; expected 0 or more tokens to propose")
-    if k == 0:
-        return []
+    return _found(tokens, n_max, n_min, k) if k else iter(())
+
+
+def _found(tokens: Sequence[int], n_max: int, n_min: int, k: int) -> Iterator[list[int]]:
     words = array("q", tokens)
     text, size = words.tobytes(), words.itemsize
     for n in range(min(n_max, len(words) - 1), n_min - 1, -1):
         suffix = text[-n * size :]
         found = text.rfind(suffix, 0, len(text) - size)
-        while found > 0 and found % size:  # a match across the borders of two ids is none
+        while found >= 0:
+            if found % size == 0:  # a match across the borders of two ids is none
+                start = found // size + n
+                yield list(words[start : start + k])
             found = text.rfind(suffix, 0, found + len(suffix) - 1)
-        if found >= 0:
-            start = found // size + n
-            return list(words[start : start + k])
-    return []
 
 
 def proposer(n_max: int = 3, n_min: int = 1) -> Proposer:

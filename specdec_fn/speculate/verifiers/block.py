@@ -66,7 +66,8 @@ def _weights(p: Float[Tensor, "K"], q: Float[Tensor, "K"]) -> Float[Tensor, "row
     """w_0 to w_K."""
     weights = [torch.ones_like(p[0])]
     for i in range(p.shape[0]):
-        weights.append(torch.clamp(weights[i] * p[i] / q[i], max=1))
+        reached = weights[i] * p[i]
+        weights.append(torch.where(reached < q[i], reached / q[i], (reached > 0).to(p.dtype)))
     return torch.stack(weights)
 
 

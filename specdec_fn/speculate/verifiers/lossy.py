@@ -40,7 +40,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     if not (0 < epsilon <= 1 and 0 < delta <= 1):
         raise ValueError(f"received epsilon {epsilon} and delta {delta}; expected both in (0, 1]")
 
-    def passing(p: Float[Tensor, "rows vocab"]) -> Bool[Tensor, "rows vocab"]:
+    def passing(p: Float[Tensor, "*rows vocab"]) -> Bool[Tensor, "*rows vocab"]:
         entropy = torch.special.entr(p).sum(-1, keepdim=True)
         return p > torch.clamp(delta * torch.exp(-entropy), max=epsilon)
 

@@ -52,7 +52,8 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
         w, r = weight.index_select(0, at[i, None]).squeeze(0), law.index_select(0, at[i, None]).squeeze(0)
         alone = torch.nn.functional.one_hot(token, r.shape[0]).to(r.dtype)
         c = alone if left is None else left.index_select(0, at[i, None]).squeeze(0)
-        entered = torch.clamp(w * r.gather(0, token[None]) / c.gather(0, token[None]), max=1).squeeze(0)
+        reached, drawn = w * r.gather(0, token[None]).squeeze(0), c.gather(0, token[None]).squeeze(0)
+        entered = torch.where(reached < drawn, reached / drawn, (reached > 0).to(r.dtype))  # a token drawn twice has 0 of both
         excess = torch.clamp(w * r - c, min=0).sum()
         room = excess + 1 - w
         after = torch.where(room > 0, excess / torch.where(room > 0, room, 1), 1)

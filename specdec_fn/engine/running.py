@@ -1,0 +1,136 @@
+"""A sequence under generation as a value, and the two halves of its pass: ``drafted`` before the forward, ``judged`` after it.
+
+What stands between them is one target forward, over the rows that ``rows`` names; whether other sequences share it is not the sequence's affair.
+Before every pass the cache holds all committed tokens but the last, whose row comes first in the pass; after it, the rows of the accepted
+tokens stay and the others are rolled back by not keeping them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec_fn.engine.generation import Pass
+from specdec_fn.engine.law import Law
+from specdec_fn.kv import branching, dense
+from specdec_fn.pytree import donates
+from specdec_fn.random import Key
+from specdec_fn.speculate import Draft, Proposer, Verifier, tree
+from specdec_fn.speculate.draft import first
+from specdec_fn.speculate.verifier import check_draft
+from specdec_fn.typing import Float, Int, Tensor
+
+__all__ = ["Running", "drafted", "judged", "no_law", "rows"]
+
+
+class Running(NamedTuple):
+    """One sequence between two passes.
+
+    Attributes:
+        key: the request's key.
+        law: from logits to target laws.
+        tokens: committed ids, prompt and output.
+        prompt: how many of them are prompt.
+        count: tokens to emit in all.
+        proposer, verifier, k: how it speculates; at most ``min(k, tokens left - 1)`` nodes are drafted.
+        guess: the proposer's state.
+        cache: the dense cache, which holds all committed tokens but the last.
+        ends: ids behind which nothing need be drafted.
+        lawless: whether the logits gave no law where a token was needed; nothing can follow.
+    """
+
+    key: Key
+    law: Law
+    tokens: tuple[int, ...]
+    prompt: int
+    count: int
+    proposer: Proposer
+    verifier: Verifier
+    k: int
+    guess: Any
+    cache: dense.DenseCache
+    ends: frozenset[int] = frozenset()
+    lawless: bool = False
+
+    @property
+    def left(self) -> int:
+        """Tokens that are still to be emitted."""
+        return self.prompt + self.count - len(self.tokens)
+
+
+def drafted(run: Running, vocab_size: int) -> tuple[Running, Draft]:
+    """Asks the proposer, and cuts what need not be verified: the padding, and of a chain what follows an end.
+
+    Raises:
+        TypeError, ValueError: a draft that is malformed or too long, with ids outside the vocabulary, with laws that are none, or that
+            branches under a verifier that knows no trees.
+
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> from specdec_fn.speculate import proposers, verifiers
+    >>> parrot = proposers.scripted.proposer(lambda context: context)
+    >>> run = Running(key(0), law(SamplingParams()), (4, 5), 2, 3, parrot, verifiers["token"], 9, (), None)
+    >>> drafted(run, 10)[1].tokens
+    tensor([4, 5])
+    """
+    most = min(run.k, run.left - 1)
+    guess, draft = run.proposer.propose(run.key, run.guess, list(run.tokens), most, position=len(run.tokens))
+    check_draft(draft, vocab_size, chain=not run.verifier.trees)  # a law that was not drawn from would bias the tokens, so it is refused here
+    ids = draft.tokens[: int(draft.length)].tolist()
+    if len(ids) > most:
+        raise ValueError(f"the proposer drafted {len(ids)} tokens; expected at most {most}")
+    useful = len(ids) if draft.parents is not None else next((lane + 1 for lane, token in enumerate(ids) if token in run.ends), len(ids))
+    return run._replace(guess=guess), first(draft, useful)
+
+
+def rows(run: Running, draft: Draft) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"]]:
+    """Ids and positions of the rows of the pass: the last committed token, then the drafted nodes.
+
+    >>> from specdec_fn.speculate import verifiers
+    >>> run = Running(None, None, (4, 5), 2, 3, None, verifiers["tree"], 9, (), None)
+    >>> rows(run, tree.merge([[7], [8]], 2))
+    (tensor([5, 7, 8]), tensor([1, 2, 2]))
+    """
+    last = torch.tensor(run.tokens[-1:])
+    return torch.cat([last, draft.tokens]), tree.positions(tree.parents_of(draft), len(run.tokens))
+
+
+@donates("run")
+def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], cache: dense.DenseCache) -> tuple[Running, Pass]:
+    """Verifies the draft against the logits of its pass and commits what is emitted. DONATES the cache.
+
+    Args:
+        draft: what ``drafted`` gave.
+        logits: of the rows of the pass.
+        cache: as the forward returned it.
+
+    Returns:
+        The sequence after the pass, and the pass; its last token is missing where the row that had to decide was no law.
+    """
+    base, ids = len(run.tokens), draft.tokens.tolist()
+    probs = run.law(logits, run.tokens[run.prompt :], ids, None if draft.parents is None else draft.parents)
+    verdict = run.verifier.decide(run.verifier.tape(run.key, len(ids), probs.shape[1], position=base), probs, draft)
+    accepted = int(verdict.accepted)
+    emitted = verdict.tokens[: accepted + 1].tolist()
+    kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
+    lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
+    one = _pass(emitted[:-1] if lawless else emitted, accepted, len(ids), logits[kept])
+    return run._replace(tokens=(*run.tokens, *one.tokens), cache=branching.keep(cache, kept), lawless=lawless), one
+
+
+def no_law(run: Running) -> str:
+    """Why a sequence whose logits gave no law cannot go on.
+
+    >>> no_law(Running(None, None, (4, 5), 2, 3, None, None, 9, (), None))
+    'the logits for position 2 hold NaN or allow no token; expected a finite logit that the controls allow'
+    """
+    return f"the logits for position {len(run.tokens)} hold NaN or allow no token; expected a finite logit that the controls allow"
+
+
+def _pass(emitted: Sequence[int], accepted: int, proposed: int, logits: Float[Tensor, "kept vocab"]) -> Pass:
+    last = "plain" if not proposed else "bonus" if accepted == proposed else "recovered"
+    kinds = (["accepted"] * accepted + [last])[: len(emitted)]
+    kept = logits[: len(emitted)].to(torch.float64)
+    chosen = kept[torch.arange(len(emitted)), torch.tensor(emitted, dtype=torch.int64)]
+    return Pass(list(emitted), kinds, (chosen - kept.logsumexp(-1)).tolist(), proposed)
