@@ -28,11 +28,28 @@ from torch import Tensor
 
 import specdec_fn.text
 from specdec_fn import pytree, random
-from specdec_fn.engine import ending, generate, generation, job, law
-from specdec_fn.kv import dense
+from specdec_fn.engine import attention, ending, generate, generation, job, law, running, together
+from specdec_fn.kv import branching, dense, side_by_side
 from specdec_fn.models import Config, RopeConfig, llama, model, product, rope, toy
 from specdec_fn.sampling import SamplingParams, distribution, draw, narrow, params, processors, truncation
-from specdec_fn.speculate import Draft, Tape, draft, proposers, recover, registry, tape, verdict, verifier, verifiers
+from specdec_fn.speculate import (
+    Draft,
+    Tape,
+    draft,
+    expected,
+    follow,
+    overlaps,
+    proposers,
+    race,
+    recover,
+    registry,
+    rows,
+    tape,
+    tree,
+    verdict,
+    verifier,
+    verifiers,
+)
 from specdec_fn.text import Tokenizer, chat, detokenizer, pieces, splits, stop
 from specdec_fn.weights import gguf, gguf_quants, names, safetensors
 from specdec_kernels import threefry
@@ -486,6 +503,18 @@ def cache_rooms() -> Iterator[Sample]:
         for count, length in ((1, 2), (3, 2), (3, 0)):
             rows = lambda count, heads: table(count, heads, 4)  # noqa: E731
             yield Sample(attend, lambda n=count, at=length, rows=rows: call(cache(length=at), 1, rows(n, 2), rows(n, 1), rows(n, 1)))
+    seen = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
+    three = lambda: (table(3, 2, 4), table(3, 1, 4), table(3, 1, 4))  # noqa: E731
+    for build in (branching.attend, branching.attend_invariant):
+        yield Sample(build, lambda: call(seen.clone()))
+        yield Sample(build(seen), lambda: call(cache(), 1, *three()))
+    for kept in (ids(0, 2), ids(0, 1)):
+        yield Sample(branching.keep, lambda kept=kept: call(cache(), kept))
+    yield Sample(dense.write, lambda: call(cache(), 1, *three()[1:]))
+    yield Sample(dense.over, lambda: call(cache(), 1, table(1, 2, 4), 2))
+    yield Sample(dense.over, lambda: call(cache(), 1, table(3, 2, 4), 2, table(3, 2)))
+    yield Sample(side_by_side.attend, lambda: call([dense.attend, dense.attend_invariant], [2, 1]))
+    yield Sample(side_by_side.attend([dense.attend, dense.attend_invariant], [2, 1]), lambda: call((cache(), cache(length=1)), 1, *three()))
 
 
 def weight_rooms() -> Iterator[Sample]:
@@ -586,7 +615,7 @@ def speculation_rooms() -> Iterator[Sample]:
     yield Sample(recover.without, lambda: call(laws(4), torch.tensor(1)))
     yield Sample(tape.address, lambda: call(random.key(1), tape.ACCEPT, 12))
     yield Sample(tape.tape, lambda: call(random.key(1), 3, 100, position=12, dtype=torch.float32))
-    yield Sample(verdict.of_chain, lambda: call(chain_of(1, 2), torch.tensor(1), torch.tensor(3)))
+    yield Sample(verdict.of_chain, lambda: call(chain_of(1, 2, k=2), torch.tensor(1), torch.tensor(3)))
     yield Sample(verifier.check, lambda: call(laws(4, 4), chain_of(1, 2, 3, soft=True)))
     yield Sample(verifier.check, lambda: call(laws(4, 4) * 2, chain_of(1, 2, 3)), ValueError)
     yield Sample(verifier.check_draft, lambda: call(chain_of(1, 2, 3, soft=True), 4, chain=True))
@@ -594,15 +623,44 @@ def speculation_rooms() -> Iterator[Sample]:
     for rule in verifiers.values():
         yield Sample(rule.tape, lambda: call(random.key(1), 3, 4, position=5))
         yield Sample(verifier.batched, lambda rule=rule: call(rule.decide))
-        for given in (chain_of(1, 2, 3), chain_of(1, soft=True), chain_of(2, 1, 0, soft=True), chain_of(k=0)):
+        yield Sample(verifier.door, lambda rule=rule: call(rule.tape, rule.decide, trees=rule.trees))
+        branching = chain_of(1, 2, 3, soft=True)._replace(parents=ids(-1, -1, 0))
+        for given in (chain_of(1, 2, 3), chain_of(1, soft=True), chain_of(2, 1, 0, soft=True), chain_of(k=0), *([branching] if rule.trees else [])):
             k = given.tokens.shape[0]
-            numbers = Tape(table(k).double().abs(), torch.tensor(0.4, dtype=torch.float64))
-            yield Sample(rule.decide, lambda k=k, given=given, numbers=numbers: call(numbers, laws(k + 1, 4), given))
+            numbers = functools.partial(rule.tape, random.key(2), k, 4)
+            yield Sample(rule.decide, lambda k=k, given=given, numbers=numbers: call(numbers(), laws(k + 1, 4), given))
             yield Sample(rule.verify, lambda k=k, given=given: call(random.key(1), laws(k + 1, 4), given, position=7))
+        if rule.bias is not None:
+            yield Sample(rule.bias, lambda: call(laws(4), laws(2, 4)[1]))
         yield Sample(
             verifier.batched(rule.decide),
-            lambda: call(Tape(laws(2, 3), laws(2)), laws(2, 4, 4), Draft(ids(1, 2, 3, 0, 1, 2).view(2, 3), None, ids(3, 2))),
+            lambda rule=rule: call(
+                torch.func.vmap(lambda key: rule.tape(key, 3, 4))(random.split(random.key(2))),
+                laws(2, 4, 4),
+                Draft(ids(1, 2, 3, 0, 1, 2).view(2, 3), None, ids(3, 2)),
+            ),
         )
+    for seen in (ids(1, 2, 0), ids(1, -1, 0)):
+        yield Sample(follow.follow, lambda seen=seen: call(seen, chain_of(1, 2, k=2)))
+        yield Sample(follow.follow, lambda seen=seen: call(seen, chain_of(1, 2, k=2)._replace(parents=ids(-1, -1))))
+    yield Sample(verdict.of_path, lambda: call(chain_of(1, 2, k=2)._replace(parents=ids(-1, -1)), torch.tensor([False, True]), torch.tensor(3)))
+    yield Sample(race.noise, lambda: call(random.key(1), ids(3, 4), 5))
+    yield Sample(race.tape, lambda: call(random.key(1), 2, 5, position=3, dtype=torch.float32))
+    yield Sample(race.winner, lambda: call(laws(4), laws(2, 4)[1]))
+    for shape in (ids(-1, -1, 0, 2), ids()):
+        for function in (tree.ancestors, tree.depths, tree.mask):
+            yield Sample(function, lambda shape=shape: call(shape))
+        yield Sample(tree.positions, lambda shape=shape: call(shape, 7))
+        yield Sample(verifiers.traversal.postorder, lambda shape=shape: call(shape, shape < 2))
+    yield Sample(tree.parents_of, lambda: call(chain_of(1, 2, k=2)))
+    yield Sample(tree.parents_of, lambda: call(chain_of(1, 2, k=2)._replace(parents=ids(-1, -1))))
+    yield Sample(tree.merge, lambda: call([[1, 2], [1, 3]], 4))
+    for function in (verifiers.tree.descend, verifiers.tree.decide, verifiers.multi_draft.decide, verifiers.multi_draft.decide_without_replacement):
+        yield Sample(function, lambda: call(Tape(laws(3), laws(1)[0]), laws(4, 4), chain_of(1, 2, 3, soft=True)._replace(parents=ids(-1, -1, 0))))
+    yield Sample(verifiers.k_seq.scale, lambda: call(laws(4), laws(2, 4)[1], torch.tensor(2), most=3))
+    yield Sample(verifiers.lossy.typical, lambda: call(0.1, 0.2))
+    yield Sample(verifiers.lossy.lenient, lambda: call(0.9))
+    yield Sample(verifiers.lossy.lenient, lambda: call(2.0), ValueError)
     yield Sample(registry.Registry.__getitem__, lambda: call(verifiers, "token"))
     yield Sample(registry.Registry.__getitem__, lambda: call(verifiers, "blok"), KeyError)
     yield Sample(registry.Registry.__iter__, lambda: call(verifiers))
@@ -612,13 +670,39 @@ def speculation_rooms() -> Iterator[Sample]:
     yield Sample(proposers.ngram.proposer, lambda: call(3, 1))
     yield Sample(proposers.paying.proposer, lambda: call(proposers.ngram.proposer()))
     yield Sample(proposers.scripted.proposer, lambda: call(lambda context: [context[-1]] * 9))
+    yield Sample(proposers.ngram.matches, lambda: call([1, 2, 3, 1, 2, 1, 2], k=2))
+    yield Sample(proposers.ngram_tree.candidates, lambda: call([1, 2, 3, 1, 2, 1, 2], 2, 1, 2, 3))
+    yield Sample(proposers.ngram_tree.proposer, lambda: call(3, 1, 2))
     ngram, scripted = proposers.ngram.proposer(), proposers.scripted.proposer(lambda context: [context[-1]] * 9)
-    for guess in (ngram, scripted, proposers.paying.proposer(scripted), proposers.named("ngram")):
+    for guess in (ngram, scripted, proposers.paying.proposer(scripted), proposers.named("ngram"), proposers.ngram_tree.proposer()):
         yield Sample(guess.init, lambda: call([1, 2, 1]))
         yield Sample(guess.propose, lambda guess=guess: call(random.key(0), guess.init([1, 2, 1]), [1, 2, 1], 3, position=3))
     watched = proposers.paying.proposer(scripted)
     later = watched.propose(random.key(0), watched.init([1]), [1], 3, position=1)[0]
     yield Sample(watched.propose, lambda: call(random.key(0), later, [1, 2, 2], 3, position=3))
+
+
+def estimator_rooms() -> Iterator[Sample]:
+    half = torch.tensor([0.5, 0.5])
+    for q in (laws(2, 3, 4).flip(-1), None):
+        yield Sample(expected.of_draft, lambda q=q: call(laws(2, 4, 4), q, ids(1, 2, 3, 0, 1, 2).view(2, 3), ids(3, 1)))
+        yield Sample(overlaps.of_siblings, lambda q=q: call(laws(2, 4), None if q is None else q[:, 0].clone(), ids(1, 2, 0, -1).view(2, 2)))
+    yield Sample(expected.of_draft, lambda: call(laws(3, 4), laws(2, 4), ids(1, 4)), ValueError)
+    for k in (1, 2):
+        yield Sample(expected.of_tables, lambda k=k: call([laws(4), laws(4, 4)], [laws(4).flip(0), laws(4, 4).flip(1)][:k]))
+    for function in (overlaps.overlap, overlaps.coupled_overlap, overlaps.same_winner):
+        yield Sample(function, lambda: call(laws(2, 4), laws(2, 4).flip(-1)))
+    for function in (overlaps.multi_draft, overlaps.multi_draft_without_replacement, overlaps.k_seq, overlaps.transport):
+        yield Sample(function, lambda: call(laws(2, 4), laws(2, 4).flip(-1), 2))
+        yield Sample(function, lambda: call(laws(4), laws(4), 1))
+    yield Sample(rows.divide, lambda: call(half, torch.tensor([2.0, 0.0])))
+    for weights in (half, torch.zeros(2)):
+        yield Sample(rows.normalised, lambda weights=weights: call(weights, half))
+        yield Sample(rows.check_laws, lambda weights=weights: call("p", weights), None if weights is half else ValueError)
+    yield Sample(rows.traced, lambda: call(half, None))
+    yield Sample(rows.check_floats, lambda: call(p=half, q=None))
+    yield Sample(rows.check_ids, lambda: call("tokens", ids(0, 1), 2))
+    yield Sample(rows.check_ids, lambda: call("tokens", ids(0, -1), 2), ValueError)
 
 
 def engine_rooms() -> Iterator[Sample]:
@@ -637,11 +721,22 @@ def engine_rooms() -> Iterator[Sample]:
         for loop in (generate.naive, generate.cached):
             yield Sample(loop, lambda made=made: call(made, random.key(1), rule, list(prompt), 3))
         yield Sample(generate.prefill, lambda made=made: call(made, list(prompt), 3))
-        for attend in (dense.attend, dense.attend_invariant):
-            yield Sample(
-                generate.speculative,
-                lambda made=made, attend=attend: call(made, random.key(1), rule, list(prompt), 5, guess, verifiers["token"], 2, attend=attend),
-            )
+        yield Sample(generate.begin, lambda made=made: call(made, random.key(1), rule, list(prompt), 5, guess, verifiers["token"], 2))
+        for way in (attention.CAUSAL, attention.INVARIANT):
+            for name, drafting in (("token", guess), ("tree", proposers.ngram_tree.proposer())):
+                parts = random.key(1), rule, list(prompt), 5, drafting, verifiers[name], 2
+                yield Sample(generate.speculative, lambda made=made, way=way, parts=parts: call(made, *parts, attention=way))
+                start = functools.partial(generate.begin, made, *parts, attention=way)
+                yield Sample(together.together, lambda made=made, way=way, start=start: call(made, [start(), start()], way))
+                yield Sample(running.drafted, lambda start=start: call(start(), 4))
+                yield Sample(running.no_law, lambda start=start: call(start()))
+                yield Sample(running.Running.left.fget, lambda start=start: call(start()))
+                tried = tree.merge([[1], [2]], 2) if name == "tree" else chain_of(1, 2, k=2)
+                yield Sample(running.rows, lambda start=start, tried=tried: call(start(), tried))
+                yield Sample(running.judged, lambda start=start, tried=tried: _after_a_forward(start(), tried))
+    for tried in (chain_of(1, 2, k=2), tree.merge([[1], [2]], 2)):
+        yield Sample(attention.of_draft, lambda tried=tried: call(attention.CAUSAL, tried))
+    for made in (bigram(), tiny("llama")):
         for settings in (("ngram", None), (None, None), (None, lambda context: [1])):
             yield Sample(
                 job.settle,
@@ -654,8 +749,22 @@ def engine_rooms() -> Iterator[Sample]:
     yield Sample(silent.propose, lambda: call(random.key(0), (), [1], 2, position=1))
 
 
+def _after_a_forward(run: running.Running, tried: Draft) -> Call:
+    return call(run, tried, table(3, 4), run.kv)
+
+
 SAMPLES = list(
-    itertools.chain(alphabet(), model_rooms(), cache_rooms(), weight_rooms(), text_rooms(), sampling_rooms(), speculation_rooms(), engine_rooms())
+    itertools.chain(
+        alphabet(),
+        model_rooms(),
+        cache_rooms(),
+        weight_rooms(),
+        text_rooms(),
+        sampling_rooms(),
+        speculation_rooms(),
+        estimator_rooms(),
+        engine_rooms(),
+    )
 )
 
 

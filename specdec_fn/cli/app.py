@@ -2,6 +2,7 @@
 
 import typer
 
+from specdec_fn.cli.audit import audit
 from specdec_fn.cli.bench import app as bench
 from specdec_fn.cli.chat import chat
 from specdec_fn.cli.demo import demo
@@ -20,5 +21,6 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(prove)
+app.command()(audit)
 app.command()(demo)
 app.add_typer(bench, name="bench")

@@ -109,7 +109,7 @@ def speculative(
         run, draft = drafted(run, model.config.vocab_size)
         ids, positions = (part.to(_parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
-            logits, cache = model.apply(model.params, ids, positions, run.cache, of_draft(attention, draft))
+            logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))
             run, one = judged(run, draft, logits, cache)
         yield one
         if run.lawless:
@@ -137,7 +137,7 @@ def begin(
     >>> from specdec_fn.speculate import proposers, verifiers
     >>> parts = key(0), law(SamplingParams()), [0, 1, 2], 4, proposers.ngram.proposer(), verifiers["token"], 3
     >>> run = begin(models.toy.bigram(torch.eye(3)), *parts)
-    >>> run.left, run.cache.length
+    >>> run.left, run.kv.length
     (4, 2)
     """
     cache = prefill(model, prompt, count, attention.chain)

@@ -34,7 +34,7 @@ class Running(NamedTuple):
         count: tokens to emit in all.
         proposer, verifier, k: how it speculates; at most ``min(k, tokens left - 1)`` nodes are drafted.
         guess: the proposer's state.
-        cache: the dense cache, which holds all committed tokens but the last.
+        kv: the dense cache, which holds all committed tokens but the last.
         ends: ids behind which nothing need be drafted.
         lawless: whether the logits gave no law where a token was needed; nothing can follow.
     """
@@ -48,7 +48,7 @@ class Running(NamedTuple):
     verifier: Verifier
     k: int
     guess: Any
-    cache: dense.DenseCache
+    kv: dense.DenseCache
     ends: frozenset[int] = frozenset()
     lawless: bool = False
 
@@ -96,17 +96,29 @@ def rows(run: Running, draft: Draft) -> tuple[Int[Tensor, "rows"], Int[Tensor, "
     return torch.cat([last, draft.tokens]), tree.positions(tree.parents_of(draft), len(run.tokens))
 
 
-@donates("run")
-def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], cache: dense.DenseCache) -> tuple[Running, Pass]:
+@donates("run", "kv")
+def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: dense.DenseCache) -> tuple[Running, Pass]:
     """Verifies the draft against the logits of its pass and commits what is emitted. DONATES the cache.
 
     Args:
         draft: what ``drafted`` gave.
         logits: of the rows of the pass.
-        cache: as the forward returned it.
+        kv: the cache as the forward returned it.
 
     Returns:
         The sequence after the pass, and the pass; its last token is missing where the row that had to decide was no law.
+
+    >>> from types import SimpleNamespace
+    >>> from specdec_fn.engine.law import law
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.sampling import SamplingParams
+    >>> from specdec_fn.speculate import verifiers
+    >>> cache = dense.init(SimpleNamespace(layers=0, kv_heads=0, head_dim=0), 8, dtype=torch.float32)
+    >>> run = Running(key(0), law(SamplingParams(temperature=0)), (0,), 1, 3, None, verifiers["tree"], 2, (), cache)
+    >>> branching_draft = tree.merge([[1], [2]], 2)
+    >>> run, one = judged(run, branching_draft, torch.tensor([[0.0, 0, 9], [9, 0, 0], [0, 9, 0]]), cache)
+    >>> one.tokens, run.tokens, run.kv.length
+    ([2, 1], (0, 2, 1), 2)
     """
     base, ids = len(run.tokens), draft.tokens.tolist()
     probs = run.law(logits, run.tokens[run.prompt :], ids, None if draft.parents is None else draft.parents)
@@ -116,7 +128,7 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], cach
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
     one = _pass(emitted[:-1] if lawless else emitted, accepted, len(ids), logits[kept])
-    return run._replace(tokens=(*run.tokens, *one.tokens), cache=branching.keep(cache, kept), lawless=lawless), one
+    return run._replace(tokens=(*run.tokens, *one.tokens), kv=branching.keep(kv, kept), lawless=lawless), one
 
 
 def no_law(run: Running) -> str:

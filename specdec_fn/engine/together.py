@@ -14,16 +14,18 @@ from specdec_fn.engine.generation import Pass
 from specdec_fn.engine.running import Running, drafted, judged, no_law, rows
 from specdec_fn.kv import side_by_side
 from specdec_fn.models import Model
+from specdec_fn.pytree import donates
 
 __all__ = ["together"]
 
 
+@donates("runs")
 def together(model: Model, runs: Sequence[Running], attention: Attention = CAUSAL) -> Iterator[tuple[int, Pass]]:
     """Runs sequences to their ends, one forward for all of them at a time.
 
     Args:
         model: the target.
-        runs: sequences whose caches hold their prompts but the last token; ``generate.begin`` makes them. Their caches are DONATED.
+        runs: sequences whose caches hold their prompts but the last token; ``generate.begin`` makes them. DONATED, with their caches.
         attention: how the model attends to each cache.
 
     Yields:
@@ -51,7 +53,7 @@ def together(model: Model, runs: Sequence[Running], attention: Attention = CAUSA
         counts = [len(part) for part in ids]
         attend = side_by_side.attend([of_draft(attention, draft) for _, draft in drafts.values()], counts)
         with torch.inference_mode():
-            caches = tuple(run.cache for run, _ in drafts.values())
+            caches = tuple(run.kv for run, _ in drafts.values())
             logits, caches = model.apply(model.params, torch.cat(ids), torch.cat(positions), caches, attend)
             parts = zip(drafts.items(), logits.split(counts), caches, strict=True)
             judgements = {place: judged(run, draft, own, cache) for (place, (run, draft)), own, cache in parts}

@@ -47,9 +47,7 @@ def attend(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
         if not kv.mask:
             hidden = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
             kv = dataclasses.replace(kv, mask=(F.pad(hidden, (kv.length, 0)),))
-        keys, values = dense.slots(kv.keys[layer], end), dense.slots(kv.values[layer], end)
-        out = F.scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=kv.mask[0], enable_gqa=True)
-        return out.squeeze(0).transpose(0, 1), kv
+        return dense.over(kv, layer, query, end, kv.mask[0]), kv
 
     return branching
 
@@ -80,7 +78,7 @@ def attend_invariant(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
         out = []
         for row, line in zip(query.split(1), lines, strict=True):
             kv = dense.write(kv, layer, key[line], value[line])
-            out.append(dense.one_row(kv, layer, row, kv.length + line.shape[0]))
+            out.append(dense.over(kv, layer, row, kv.length + line.shape[0]))
         return torch.cat(out), dense.write(kv, layer, key, value)
 
     return branching

@@ -23,8 +23,7 @@ __all__ = [
     "attend_pure",
     "grow",
     "init",
-    "one_row",
-    "slots",
+    "over",
     "truncate",
     "write",
 ]
@@ -154,7 +153,7 @@ def attend(
     """
     rows, end = key.shape[0], kv.length + key.shape[0]
     kv = write(kv, layer, key, value)
-    keys, values = slots(kv.keys[layer], end), slots(kv.values[layer], end)
+    keys, values = _slots(kv.keys[layer], end), _slots(kv.values[layer], end)
     if rows == 1:
         # The query heads that share a key head are its rows: no key is read twice.
         folded = query.reshape(1, key.shape[1], -1, query.shape[2])
@@ -189,21 +188,30 @@ def attend_invariant(
             [2., 4.]])
     """
     kv = write(kv, layer, key, value)
-    return torch.cat([one_row(kv, layer, row, end) for end, row in enumerate(query.split(1), kv.length + 1)]), kv
+    return torch.cat([over(kv, layer, row, end) for end, row in enumerate(query.split(1), kv.length + 1)]), kv
 
 
-def one_row(kv: DenseCache, layer: int, query: Float[Tensor, "1 heads head_dim"], end: int) -> Float[Tensor, "1 heads head_dim"]:
-    """One query row over exactly the first ``end`` slots, in a call whose shapes depend on ``end`` alone.
+def over(
+    kv: DenseCache, layer: int, query: Float[Tensor, "tokens heads head_dim"], end: int, mask: Float[Tensor, "tokens end"] | None = None
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """Attends over exactly the first ``end`` slots, in a call whose shapes depend on ``end`` and the number of rows alone.
+
+    Args:
+        mask: added to the scores; with one row it may be left out, and the query heads that share a key head are then the rows of the call.
 
     >>> from types import SimpleNamespace
     >>> cache = init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, dtype=torch.float32)
     >>> cache = write(cache, 0, torch.ones(2, 1, 1), torch.tensor([1.0, 3.0])[:, None, None])
-    >>> one_row(cache, 0, torch.ones(1, 1, 1), 2).item()
+    >>> over(cache, 0, torch.ones(1, 1, 1), 2).item()
     2.0
     """
-    keys, values = slots(kv.keys[layer], end), slots(kv.values[layer], end)
-    folded = query.clone(memory_format=torch.contiguous_format).view(1, keys.shape[1], -1, keys.shape[3])
-    return F.scaled_dot_product_attention(folded, keys, values).reshape(query.shape)
+    keys, values = _slots(kv.keys[layer], end), _slots(kv.values[layer], end)
+    if mask is None:
+        assert query.shape[0] == 1, "rows that share a call need a mask"
+        folded = query.clone(memory_format=torch.contiguous_format).view(1, keys.shape[1], -1, keys.shape[3])
+        return F.scaled_dot_product_attention(folded, keys, values).reshape(query.shape)
+    out = F.scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)
 
 
 def attend_pure(
@@ -251,14 +259,8 @@ def write(kv: DenseCache, layer: int, key: Float[Tensor, "tokens kv_heads head_d
     return kv
 
 
-def slots(cached: Tensor, end: int) -> Tensor:
-    """The first ``end`` slots of one layer, [capacity, kv_heads, head_dim], as a view [1, kv_heads, end, head_dim].
-
-    In one operator: a pass calls this twice a layer, and there the call is the cost.
-
-    >>> slots(torch.zeros(8, 3, 4), 5).shape
-    torch.Size([1, 3, 5, 4])
-    """
+def _slots(cached: Tensor, end: int) -> Tensor:
+    """The first slots as [1, kv_heads, slots, head_dim], in one operator: a pass calls this twice a layer, and there the call is the cost."""
     _, kv_heads, head_dim = cached.shape
     return cached.as_strided((1, kv_heads, end, head_dim), (0, head_dim, kv_heads * head_dim, 1))
 
