@@ -1,13 +1,19 @@
 """Threefry-2x32 with 20 rounds: the counter-based generator behind every random bit (Salmon et al., SC 2011; Random123).
 
 The contract: ``threefry2x32(key0, key1, count0, count1) -> (word0, word1)``, elementwise and broadcasting, unsigned 32-bit words held in
-int64 tensors (torch lacks uint64 shifts on a CPU; int64 under a 32-bit mask is exact in eager, vmapped and compiled code).
+int64 tensors (torch has no shifts of unsigned tensors on a CPU). Inside, the same 32 bits are held in int32, whose sums wrap by themselves: half
+the bytes and three quarters of the operations of int64 under a mask.
 
     ks = (k0, k1, k0 ^ k1 ^ 0x1BD11BDA);  x += ks
     round r:  x0 += x1;  x1 = rotl(x1, R[r mod 8]) ^ x0,     R = 13 15 26 6 17 29 16 24
     after every 4 rounds, j = 1..5:  x0 += ks[j mod 3];  x1 += ks[(j+1) mod 3] + j
 """
 
+from collections.abc import Callable
+from operator import add
+from typing import Any
+
+import torch
 from torch import Tensor
 
 __all__ = ["threefry2x32", "threefry2x32_words"]
@@ -32,7 +38,8 @@ def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> 
     >>> [hex(int(word)) for word in threefry2x32(zero, zero, zero, zero)]  # Random123's first known answer
     ['0x6b200159', '0x99ba4efe']
     """
-    return _encrypt(key0, key1, count0, count1)  # type: ignore[return-value]
+    words = _encrypt(*(word.to(torch.int32) for word in (key0, key1, count0, count1)), add, _rotate_signed)
+    return words[0].to(torch.int64) & MASK, words[1].to(torch.int64) & MASK
 
 
 def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[int, int]:
@@ -41,19 +48,31 @@ def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[
     >>> threefry2x32_words(0x13198A2E, 0x03707344, 0x243F6A88, 0x85A308D3) == (0xC4923A9C, 0x483DF7A0)
     True
     """
-    return _encrypt(key0, key1, count0, count1)  # type: ignore[return-value]
+    return _encrypt(key0, key1, count0, count1, _add, _rotate)
 
 
-def _encrypt(key0: Tensor | int, key1: Tensor | int, count0: Tensor | int, count1: Tensor | int) -> tuple[Tensor | int, Tensor | int]:
+def _encrypt(key0: Any, key1: Any, count0: Any, count1: Any, add: Callable[..., Any], rotate: Callable[..., Any]) -> tuple[Any, Any]:
+    """The rounds, on whatever holds 32 bits and has these two operations on them."""
     schedule = (key0, key1, key0 ^ key1 ^ PARITY)
-    x0 = (count0 + key0) & MASK
-    x1 = (count1 + key1) & MASK
+    x0, x1 = add(count0, key0), add(count1, key1)
     for round_number in range(ROUNDS):
-        rotation = ROTATIONS[round_number % 8]
-        x0 = (x0 + x1) & MASK
-        x1 = (((x1 << rotation) | (x1 >> (32 - rotation))) & MASK) ^ x0
+        x0 = add(x0, x1)
+        x1 = rotate(x1, ROTATIONS[round_number % 8]) ^ x0
         if round_number % 4 == 3:
             injection = round_number // 4 + 1
-            x0 = (x0 + schedule[injection % 3]) & MASK
-            x1 = (x1 + schedule[(injection + 1) % 3] + injection) & MASK
+            x0 = add(x0, schedule[injection % 3])
+            x1 = add(x1, add(schedule[(injection + 1) % 3], injection))
     return x0, x1
+
+
+def _add(a: int, b: int) -> int:
+    return (a + b) & MASK
+
+
+def _rotate(x: int, by: int) -> int:
+    return ((x << by) | (x >> (32 - by))) & MASK
+
+
+def _rotate_signed(x: Tensor, by: int) -> Tensor:
+    """int32 shifts right with copies of the sign, which the mask takes off."""
+    return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from specdec_proofs.power import Pool, pool
 
-__all__ = ["Homogeneity", "Pearson", "Uniformity", "holm", "homogeneity", "pearson", "tails", "uniformity"]
+__all__ = ["Homogeneity", "Pearson", "Uniformity", "adjusted", "holm", "homogeneity", "pearson", "tails", "uniformity"]
 
 
 class Pearson(NamedTuple):
@@ -128,6 +128,22 @@ def holm(p_values: Sequence[float], alpha: float = 1e-6) -> list[bool]:
             break
         rejected[i] = True
     return rejected
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: a test is rejected at family level alpha where its own is at most alpha (Holm 1979).
+
+    The smallest of them, m times the smallest p-value, is a p-value of "all of these hold".
+
+    >>> adjusted([0.01, 0.5, 0.02])
+    [0.03, 0.5, 0.04]
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    found, most = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        most = max(most, min(1.0, (len(p_values) - rank) * p_values[i]))
+        found[i] = most
+    return found
 
 
 def uniformity(p_values: Sequence[float], alpha: float = 1e-6) -> Uniformity:

@@ -9,13 +9,24 @@ import torch
 
 __all__ = ["Claim", "Figure", "one_thread", "settle"]
 
+LEVEL = "p > "  # how the gate of a test begins whose figure is the p-value under the law that is claimed
+
 
 class Figure(NamedTuple):
-    """What a measurement gives: the figure, whether it passes, and what else a reader should know."""
+    """What a measurement gives: the figure, whether it passes, and what else a reader should know.
+
+    Attributes:
+        value: the figure.
+        passed: whether the claim holds.
+        detail: sizes, powers, seeds.
+        p_value: of a test of which the claim is the null hypothesis, for the correction over its family; need not be stated where the figure
+            is that p-value and the gate begins with ``p >``.
+    """
 
     value: float
     passed: bool
     detail: str = ""
+    p_value: float | None = None
 
 
 class Claim(NamedTuple):
@@ -28,6 +39,8 @@ class Claim(NamedTuple):
         passed: whether it holds.
         detail: sizes, powers, seeds.
         seconds: wall time.
+        family: the claims that it is judged with, named after their room.
+        p_value: of a test of which the claim is the null hypothesis; None for all other claims.
     """
 
     name: str
@@ -36,9 +49,11 @@ class Claim(NamedTuple):
     passed: bool
     detail: str
     seconds: float
+    family: str = ""
+    p_value: float | None = None
 
 
-def settle(name: str, gate: str, measure: Callable[[], Figure]) -> Claim:
+def settle(name: str, gate: str, measure: Callable[[], Figure], family: str = "") -> Claim:
     """Runs a measurement and makes the claim of it; a measurement that raises is a claim that failed.
 
     >>> settle("one is one", "== 1", lambda: Figure(1.0, True))[:4]
@@ -49,7 +64,9 @@ def settle(name: str, gate: str, measure: Callable[[], Figure]) -> Claim:
         figure = measure()
     except Exception as error:  # a claim that cannot be checked is not proved, and must not hide the others
         figure = Figure(float("nan"), False, f"{type(error).__name__}: {error}")
-    return Claim(name, figure.value, gate, figure.passed, figure.detail, time.perf_counter() - started)
+    tested = figure.value if figure.p_value is None and gate.startswith(LEVEL) else figure.p_value
+    p_value = None if tested is None or tested != tested else tested
+    return Claim(name, figure.value, gate, figure.passed, figure.detail, time.perf_counter() - started, family, p_value)
 
 
 @contextmanager

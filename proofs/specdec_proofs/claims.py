@@ -1,40 +1,83 @@
-"""What is claimed of the code that ships, all of it checked when asked.
+"""What is claimed of the code that ships, all of it checked when asked, in three levels.
 
-``quick`` runs every exact claim and the statistics that fit in a minute; ``deep`` repeats the joint test of the correct code a thousand times.
+``QUICK`` is what fits in a minute, ``DEFAULT`` in about ten, ``DEEP`` in however long there is; each holds those before it. A room of claims is
+one line of ``ROOMS``: a function that yields name, gate and measurement. What a long run adds beyond fixed sizes is in ``deep``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from specdec_proofs import exact, sampled
-from specdec_proofs.chi2 import uniformity
+from specdec_proofs import exact, exact_rules, killed, sampled, sequential
 from specdec_proofs.claim import Claim, Figure, one_thread, settle
-from specdec_proofs.power import ALPHA
 
-__all__ = ["Claim", "Progress", "deep", "deep_steps", "quick", "run"]
+__all__ = ["DEEP", "DEFAULT", "LEVELS", "QUICK", "ROOMS", "Claim", "Room", "count", "quick", "run"]
 
+LEVELS = QUICK, DEFAULT, DEEP = "quick", "default", "deep"
 Say = Callable[[str], None]
 
 
-def run(deep: bool = False, progress: Say | None = None) -> Iterator[Claim]:
+class Room(NamedTuple):
+    """Where claims are listed.
+
+    Attributes:
+        name: of the family that its claims make.
+        level: the first level that checks them.
+        claims: yields name, gate and measurement of each.
+        title: what a reader is told that they are about.
+    """
+
+    name: str
+    level: str
+    claims: Callable[[], Iterable[tuple[str, str, Callable[[], Figure]]]]
+    title: str
+
+
+ROOMS = (
+    Room("exact", QUICK, exact.claims, "Exact laws of token verification: in fractions, and of the code by the volumes of its tape"),
+    Room("exact rules", QUICK, exact_rules.claims, "Exact laws of the other rules: block, coupled, several drafts, trees"),
+    Room("exact rules, longer", DEFAULT, exact_rules.longer, "Exact laws that take longer"),
+    Room("mutants", QUICK, killed.exactly, "What is wrong and must be seen: mutants of the source, by their exact law"),
+    Room("mutants, sampled", QUICK, killed.sampled, "The same mutants by samples, whose sizes were fixed before the data"),
+    Room("sampled", QUICK, sampled.claims, "Samples drawn as an engine draws them, against laws known in advance"),
+    Room("sequential", DEFAULT, sequential.claims, "Sequential tests: evidence that may be watched and stopped at any time"),
+)
+
+
+def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim] = ()) -> Iterator[Claim]:
     """Checks claim after claim and yields each when it is settled, in reading order; whoever stops listening stops the work.
 
     Args:
-        deep: whether the repetitions of ``deep`` follow the quick claims.
-        progress: called with the name of each claim before it is checked, and with a line now and then during the repetitions.
+        level: one of ``LEVELS``.
+        progress: called with the name of each claim before it is checked.
+        settled: claims of an earlier run of the same program; they are yielded as they are.
+
+    Raises:
+        ValueError: an unknown level.
 
     >>> first = next(run())
-    >>> first.name, first.figure, first.passed
-    ('algorithm: law of token verification is p', 0.0, True)
+    >>> first.name, first.figure, first.passed, first.family
+    ('algorithm: law of token verification is p', 0.0, True, 'exact')
     """
-    for name, gate, measurement in (*exact.claims(), *sampled.claims()):
-        if progress:
-            progress(name)
-        with one_thread():
-            claim = settle(name, gate, measurement)
-        yield claim
-    if deep:
-        yield from _deep(1000, 100_000, progress)
+    known = {(claim.family, claim.name): claim for claim in settled}
+    for room in _rooms(level):
+        for name, gate, measurement in room.claims():
+            if (room.name, name) in known:
+                yield known[room.name, name]
+                continue
+            if progress:
+                progress(name)
+            with one_thread():
+                claim = settle(name, gate, measurement, room.name)
+            yield claim
+
+
+def count(level: str = QUICK) -> int:
+    """How many claims ``run`` checks at a level.
+
+    >>> count(QUICK) < count(DEFAULT) <= count(DEEP)
+    True
+    """
+    return sum(1 for room in _rooms(level) for _ in room.claims())
 
 
 def quick(progress: Say | None = None) -> list[Claim]:
@@ -43,65 +86,10 @@ def quick(progress: Say | None = None) -> list[Claim]:
     Args:
         progress: called with the name of each claim before it is checked.
     """
-    return list(run(progress=progress))
+    return list(run(QUICK, progress))
 
 
-class Progress(NamedTuple):
-    """Where a deep run stands: p-values so far, of ``total`` repetitions."""
-
-    p_values: tuple[float, ...]
-    total: int
-
-
-def deep_steps(repetitions: int = 1000, n: int = 100_000, done: tuple[float, ...] = ()) -> Iterator[Progress]:
-    """Runs the repetitions one by one and yields after each; hand ``done`` back in to go on where an earlier run stopped.
-
-    >>> [len(step.p_values) for step in deep_steps(2, 1000)]
-    [1, 2]
-    """
-    with one_thread():
-        for p_value in sampled.repetitions(repetitions, n, start=len(done)):
-            done = (*done, p_value)
-            yield Progress(done, repetitions)
-
-
-def deep(repetitions: int = 1000, n: int = 100_000, progress: Say | None = None) -> list[Claim]:
-    """Repeats the joint chi-squared test of the correct code: no p-value may be extreme, and together they must be uniform.
-
-    Args:
-        repetitions: independent tests; 1,000 take some minutes.
-        n: passes of each.
-        progress: called with a line now and then.
-
-    Raises:
-        ValueError: fewer than one repetition, or fewer than 1,000 passes.
-
-    >>> [claim.name for claim in deep(1, 1000)]
-    ['correct code: smallest p-value of the repetitions', 'correct code: distance of the p-values from uniform']
-    """
-    if repetitions < 1 or n < 1000:
-        raise ValueError(f"received repetitions {repetitions} and n {n}; expected at least 1 and at least 1,000")
-    return _deep(repetitions, n, progress)
-
-
-def _deep(repetitions: int, n: int, progress: Say | None) -> list[Claim]:
-    last = Progress((), repetitions)
-
-    def smallest() -> Figure:
-        nonlocal last
-        for last in deep_steps(repetitions, n):
-            count = len(last.p_values)
-            if progress and (count % 10 == 0 or count == repetitions):
-                progress(f"{count} of {repetitions} repetitions: smallest p {min(last.p_values):.2e}, KS D {uniformity(last.p_values).distance:.4f}")
-        least = min(last.p_values)
-        return Figure(least, least >= ALPHA, f"{repetitions:,} repetitions, N {n:,} each, five worlds in turn")
-
-    def spread() -> Figure:
-        distance, allowed = uniformity(last.p_values)
-        return Figure(distance, distance <= allowed, f"Kolmogorov-Smirnov, alpha {ALPHA:g}")
-
-    allowed = uniformity([0.5] * repetitions).allowed
-    return [
-        settle("correct code: smallest p-value of the repetitions", f">= {ALPHA:g}", smallest),
-        settle("correct code: distance of the p-values from uniform", f"<= {allowed:.4f}", spread),
-    ]
+def _rooms(level: str) -> tuple[Room, ...]:
+    if level not in LEVELS:
+        raise ValueError(f"level is {level!r}; expected one of {', '.join(LEVELS)}")
+    return tuple(room for room in ROOMS if LEVELS.index(room.level) <= LEVELS.index(level))

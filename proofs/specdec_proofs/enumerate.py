@@ -1,7 +1,9 @@
 """Exact law of an algorithm, in fractions: no floats, no sampling, no tolerance.
 
 An *algorithm* here is a function of a world that gives the law of the emitted sequence. It is written from the mathematics, not from the
-code that ships (``integrate`` measures that), and a new verification rule is admitted when ``is_lossless`` holds on many worlds.
+code that ships (``integrate`` measures that), and a new verification rule is admitted when ``is_lossless`` holds on many worlds. Token
+and greedy verification stand here, the others in ``block_rule``, ``coupling``, ``siblings``, ``tree_rules`` and ``lossy``; ``bounds`` has what
+none of them exceeds.
 
 The one definition of lossless: emit, then complete the emitted tokens by ordinary target sampling to K + 1 tokens. That law must be the
 target's, for every sequence x of K + 1 tokens:

@@ -6,10 +6,13 @@ draft is measured the same way. Combined in fractions this is the law that the f
 target it is compared with the target's joint law (the definition in ``enumerate``). The target p is the float rows, read as rationals and
 normalised exactly.
 
+A draft that branches is measured in the same way (``measure_tree``), with one uniform for each node and one for the last token.
+
 Nothing is assumed about how a verifier uses its tape, except that it compares one uniform at a time; see ``cells``. So the same function
 measures the correct code, its mutants (one uniform read twice, say) and any verifier whose tape is a pytree of uniforms.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,17 +20,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from specdec_fn.sampling import draw as shipped_draw
-from specdec_fn.speculate import Draft, Tape, batched
+from specdec_fn.speculate import Draft, Tape, Verdict, batched
 from specdec_proofs import cells
 from specdec_proofs.enumerate import Emitted, completed, joint, total_variation
-from specdec_proofs.worlds import Law, Prefix, World, drafts, normalised
+from specdec_proofs.trees import Tree, family, grow, heads
+from specdec_proofs.worlds import Law, Prefix, World, drafts, normalised, prefixes
 
-__all__ = ["BITS", "Measured", "draw_law", "law", "measure", "tensors"]
+__all__ = ["BITS", "Measured", "Tables", "draw_law", "law", "measure", "measure_tree", "tensors", "tree_law", "tree_tensors"]
 
 BITS = {torch.float64: 53, torch.float32: 24}
-ROWS = 1 << 16  # rows of one batched call: bounds memory, and stays within the caches
+ROWS = 1 << 14  # rows of one batched call: bounds memory, and stays within the caches
 ZERO = Fraction(0)
 
 
@@ -50,11 +55,10 @@ class Measured(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Every draft of a world, as the tensors a verifier gets: J drafts."""
+    """Every draft of a world, as the tensors a verifier gets: target [J, K + 1, V], and a draft of which every field has J rows."""
 
-    prefixes: list[Prefix]
-    target: torch.Tensor  # [J, K + 1, V]
-    draft: Draft  # tokens [J, K], probs [J, K or more, V] or None, length [J]
+    target: torch.Tensor
+    draft: Draft
 
 
 def tensors(world: World, made: list[Prefix], dtype: torch.dtype, *, draft_rows: int | None = None) -> Tables:
@@ -78,10 +82,40 @@ def tensors(world: World, made: list[Prefix], dtype: torch.dtype, *, draft_rows:
             if world.soft and i < min(rows, len(x) + rows - world.k):
                 probs[j, i] = _row((world.told or world.draft)(x[:i]), dtype)
         tokens[j, : len(x)] = torch.tensor(x, dtype=torch.int64)
-    return Tables(made, target, Draft(tokens, probs if world.soft else None, torch.tensor([len(x) for x in made])))
+    return Tables(target, Draft(tokens, probs if world.soft else None, torch.tensor([len(x) for x in made])))
 
 
-def law(rows: torch.Tensor, draw: Callable[..., Any] = shipped_draw, *, probes: int = 32) -> tuple[list[Law], list[str], int]:
+def tree_tensors(world: World, made: list[Tree], dtype: torch.dtype) -> Tables:
+    """The arguments of ``decide`` for each tree in ``made``, K the nodes of the largest; padding as in ``tensors``.
+
+    >>> from specdec_proofs.worlds import toy
+    >>> tree_tensors(toy(), [Tree((1, 2), (-1, -1)), Tree((2,), (-1,))], torch.float32).draft.parents
+    tensor([[-1, -1],
+            [-1, -1]])
+    """
+    nodes = max(len(tree.tokens) for tree in made)
+    known: dict[tuple[int, Prefix], torch.Tensor] = {}
+
+    def row(role: int, prefix: Prefix) -> torch.Tensor:
+        if (role, prefix) not in known:
+            known[role, prefix] = _row((world.target, world.told or world.draft)[role](prefix), dtype)
+        return known[role, prefix]
+
+    target = torch.full((len(made), nodes + 1, world.vocab), torch.nan, dtype=dtype)
+    probs = torch.full((len(made), nodes, world.vocab), torch.nan, dtype=dtype)
+    tokens, parents = (torch.full((len(made), nodes), -1) for _ in range(2))
+    for j, tree in enumerate(made):
+        target[j, 0] = row(0, ())
+        for i, (token, head) in enumerate(zip(tree.tokens, heads(tree), strict=True)):
+            target[j, i + 1] = row(0, (*head, token))
+            probs[j, i] = row(1, head)
+        tokens[j, : len(tree.tokens)] = torch.tensor(tree.tokens, dtype=torch.int64)
+        parents[j, : len(tree.tokens)] = torch.tensor(tree.parents, dtype=torch.int64)
+    length = torch.tensor([len(tree.tokens) for tree in made])
+    return Tables(target, Draft(tokens, probs if world.soft else None, length, parents))
+
+
+def law(rows: torch.Tensor, draw: Callable[..., Any] = shipped_draw, *, probes: int = 64) -> tuple[list[Law], list[str], int]:
     """Exact law of ``draw(u, row)`` for each row of a [n, V] tensor, u uniform on the grid of its dtype, with violations and evaluations.
 
     >>> [str(x) for x in law(torch.tensor([[0.25, 0.0, 0.75]], dtype=torch.float64))[0][0]]
@@ -128,6 +162,40 @@ def draw_law(world: World, dtype: torch.dtype, draw: Callable[..., Any] = shippe
     return weights, violations, evaluations
 
 
+def tree_law(
+    world: World,
+    branches: int,
+    dtype: torch.dtype,
+    draw: Callable[..., Any] = shipped_draw,
+    *,
+    replacement: bool,
+    breadth_first: bool = False,
+) -> tuple[dict[Tree, Fraction], list[str], int]:
+    """Exact law of the trees of a world as the shipped sampler draws them, with violations and evaluations.
+
+    Without replacement the next sibling is drawn from the parent's row with the drawn tokens set to 0, which ``draw`` takes as weights.
+
+    >>> from specdec_proofs.worlds import toy
+    >>> {tree.tokens: round(float(mass), 3) for tree, mass in tree_law(toy(1), 2, torch.float64, replacement=False)[0].items()}
+    {(0, 1): 0.167, (0, 2): 0.083, (1, 0): 0.25, (1, 2): 0.25, (2, 0): 0.083, (2, 1): 0.167}
+    """
+    rows: dict[tuple[Prefix, frozenset[int]], torch.Tensor] = {}
+    supports: dict[Prefix, frozenset[int]] = {}
+    for prefix in itertools.chain.from_iterable(prefixes(world, i) for i in range(world.k)):
+        row = _row(world.draft(prefix), dtype)
+        supports[prefix] = frozenset(row.nonzero().flatten().tolist())
+        for count in range(1 if replacement else min(branches, len(supports[prefix]))):
+            for drawn in itertools.combinations(sorted(supports[prefix]), count):
+                rows[prefix, frozenset(drawn)] = row.index_fill(0, torch.tensor(drawn, dtype=torch.int64), 0)
+    laws, violations, evaluations = law(torch.stack(list(rows.values())), draw) if rows else ([], [], 0)
+    known = dict(zip(rows, laws, strict=True))
+
+    def siblings(prefix: Prefix) -> dict[Prefix, Fraction]:
+        return family(lambda drawn: known.get((prefix, frozenset() if replacement else supports[prefix] & set(drawn))), branches)
+
+    return dict(grow(world, siblings, breadth_first=breadth_first)), violations, evaluations
+
+
 def measure(
     decide: Callable[..., Any],
     world: World,
@@ -135,7 +203,7 @@ def measure(
     *,
     draw: Callable[..., Any] = shipped_draw,
     draft_rows: int | None = None,
-    probes: int = 32,
+    probes: int = 64,
 ) -> Measured:
     """Exact law of ``decide`` on a world, with drafts drawn by ``draw``.
 
@@ -144,7 +212,7 @@ def measure(
         dtype: float64 or float32: of the laws, and of the grid of the uniforms.
         draw: the sampler that draws the drafts.
         draft_rows: see ``tensors``.
-        probes: random points for each slab between cuts.
+        probes: random points in each box, see ``cells.find``.
 
     >>> from specdec_fn.speculate import verifiers
     >>> from specdec_proofs.worlds import toy
@@ -154,40 +222,104 @@ def measure(
     """
     weights, violations, drawn = draw_law(world, dtype, draw)
     tables = tensors(world, list(weights), dtype, draft_rows=draft_rows)
-    size, lifted, k = 1 << BITS[dtype], batched(decide), world.k
+    return _combined(decide, world, tables, list(weights.values()), dtype, violations, drawn, probes)
+
+
+def measure_tree(
+    decide: Callable[..., Any],
+    world: World,
+    branches: int,
+    dtype: torch.dtype = torch.float64,
+    *,
+    replacement: bool,
+    draw: Callable[..., Any] = shipped_draw,
+    breadth_first: bool = False,
+    probes: int = 64,
+) -> Measured:
+    """Exact law of ``decide`` on the trees of a world, completed to ``world.k`` + 1 tokens: depth is ``world.k``.
+
+    Args:
+        decide, dtype, probes: as for ``measure``.
+        branches, replacement, breadth_first: as for ``trees.tree_drafts``.
+        draw: the sampler that draws the siblings.
+
+    Raises:
+        ValueError: ``branches`` is less than 1, or the trees have more nodes than ``cells.find`` takes axes.
+
+    >>> from specdec_fn.speculate import verifiers
+    >>> from specdec_proofs.worlds import toy
+    >>> measured = measure_tree(verifiers["tree"].decide, toy(1), 2, replacement=False)
+    >>> float(measured.tv) < 1e-15, measured.violations
+    (True, ())
+    """
+    weights, violations, drawn = tree_law(world, branches, dtype, draw, replacement=replacement, breadth_first=breadth_first)
+    tables = tree_tensors(world, list(weights), dtype)
+    return _combined(decide, world, tables, list(weights.values()), dtype, violations, drawn, probes)
+
+
+def _combined(
+    decide: Callable[..., Any],
+    world: World,
+    tables: Tables,
+    weights: list[Fraction],
+    dtype: torch.dtype,
+    violations: list[str],
+    drawn: int,
+    probes: int,
+) -> Measured:
+    """The law of ``decide`` on each draft of the tables, found by ``cells``, mixed with the drafts' weights and held against the target's."""
+    size, lifted, nodes, shown = 1 << BITS[dtype], batched(decide), tables.draft.tokens.shape[1], world.k + 1
     base = world.vocab + 1
-    places = torch.tensor([base**i for i in range(k + 1)])
+    places = torch.tensor([base**i for i in range(shown)])
     malformed: set[str] = set()
 
     def outcome(job: cells.Integers, points: cells.Integers) -> cells.Integers:
         at = torch.from_numpy(job)
         u = _uniforms(points, dtype)
-        draft = Draft(tables.draft.tokens[at], None if tables.draft.probs is None else tables.draft.probs[at], tables.draft.length[at])
-        verdict = lifted(Tape(u[:, :k], u[:, k]), tables.target[at], draft)
-        shown = torch.arange(k + 1) < verdict.emitted[:, None]
-        wrong = (verdict.tokens >= world.vocab) | ((verdict.tokens >= 0) != shown) | (verdict.emitted != verdict.accepted + 1)[:, None]
-        lane = torch.arange(k)  # on a chain the nodes to keep are the first ones
-        wrong[:, :k] |= verdict.path != torch.where(lane < verdict.accepted[:, None], lane, -1)
+        draft = tree_map(lambda field: None if field is None else field.index_select(0, at), tables.draft)
+        verdict = lifted(Tape(u[:, :nodes], u[:, nodes]), tables.target.index_select(0, at), draft)
+        wrong = _malformed(verdict, draft, shown, world.vocab)
         if wrong.any():
-            row = int(wrong.any(1).int().argmax())
-            shown_as = f"tokens {verdict.tokens[row].tolist()}, {int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted"
-            malformed.add(f"a verdict has {shown_as}, path {verdict.path[row].tolist()}")
-        return ((verdict.tokens.clamp(-1, world.vocab - 1) + 1) * places).sum(1).numpy()
+            row = int(wrong.int().argmax())
+            counts = f"{int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted"
+            malformed.add(f"a verdict has tokens {verdict.tokens[row].tolist()}, {counts}, path {verdict.path[row].tolist()}")
+        return ((verdict.tokens[:, :shown].clamp(-1, world.vocab - 1) + 1) * places).sum(1).numpy()
 
-    found = cells.find(_in_pieces(outcome), len(tables.prefixes), k + 1, size, probes=probes)
+    found = cells.find(_in_pieces(outcome), len(weights), nodes + 1, size, probes=probes)
     emitted: dict[Prefix, Fraction] = defaultdict(Fraction)
-    for weight, boxes in zip(weights.values(), found.boxes, strict=True):
+    for weight, boxes in zip(weights, found.boxes, strict=True):
         for label, points in cells.masses(boxes, size).items():
-            digits = [label // base**i % base - 1 for i in range(k + 1)]
+            digits = [label // base**i % base - 1 for i in range(shown)]
             sequence = tuple(digits[: digits.index(-1)] if -1 in digits else digits)
-            emitted[sequence] += weight * Fraction(points, size ** (k + 1))
+            emitted[sequence] += weight * Fraction(points, size ** (nodes + 1))
     exact = _exact_target(world, dtype)
-    violations += [*sorted(malformed)[:1], *found.violations]
+    violations = [*violations, *sorted(malformed)[:1], *found.violations]
     reached = {x: mass for x, mass in emitted.items() if x}
     whole, wanted = completed(reached, world, exact), joint(world, exact)
     nothing = emitted.get((), ZERO)
     impossible = nothing + sum((mass for x, mass in whole.items() if x not in wanted), ZERO)
     return Measured(dict(emitted), total_variation(whole, wanted) + nothing / 2, impossible, tuple(violations), drawn + found.evaluations)
+
+
+def _malformed(verdict: Verdict, draft: Draft, shown: int, vocab: int) -> torch.Tensor:
+    """Which verdicts do not have the form of one: ids, -1 behind them, counts that fit, and a path of accepted nodes from the context down.
+
+    Args:
+        shown: the most tokens that can be emitted.
+    """
+    nodes = draft.tokens.shape[1]
+    place = torch.arange(nodes + 1)
+    out = (verdict.tokens >= vocab) | ((verdict.tokens >= 0) != (place < verdict.emitted[:, None]))
+    wrong = out.any(1) | (verdict.emitted != verdict.accepted + 1) | (verdict.emitted > shown) | (verdict.emitted < 1)
+    if not nodes:
+        return wrong
+    lane, path = place[:nodes], verdict.path
+    kept = lane < verdict.accepted[:, None]
+    node = path.clamp(0, nodes - 1)
+    above = node - 1 if draft.parents is None else draft.parents.gather(1, node)
+    before = torch.cat([torch.full_like(path[:, :1], -1), path[:, :-1]], 1)
+    fits = (path == node) & (path < draft.length[:, None]) & (above == before) & (draft.tokens.gather(1, node) == verdict.tokens[:, :nodes])
+    return wrong | torch.where(kept, ~fits, path != -1).any(1)
 
 
 def _row(exact: Law, dtype: torch.dtype) -> torch.Tensor:

@@ -135,7 +135,7 @@ def _generate(
     seed: int,
 ) -> tuple[list[list[int]], int]:
     """Tokens of each prompt and the number of passes; every row of logits is noted with its place in the batch and its generated prefix."""
-    verifier, controls, same = verifiers[case.verifier], dict(CONTROLS)[case.verifier], invariant(model)
+    verifier, controls, same = verifiers.all[case.verifier], dict(CONTROLS)[case.verifier], invariant(model)
     parts = [
         (fold_in(key(seed), len(prompt)), _noted(target_law(controls, prompt), place, note), list(prompt), count, drafting[place], verifier, case.k)
         for place, prompt in enumerate(prompts)

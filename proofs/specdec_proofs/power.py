@@ -12,7 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
-__all__ = ["ALPHA", "POWER", "Plan", "Pool", "attained", "divergence", "needed", "noncentrality", "plan", "pool"]
+__all__ = [
+    "ALPHA",
+    "POWER",
+    "Plan",
+    "Pool",
+    "attained",
+    "curve",
+    "divergence",
+    "minimum_detectable",
+    "needed",
+    "noncentrality",
+    "plan",
+    "pool",
+    "reaching",
+]
 
 ALPHA = 1e-6  # level of every test that decides a claim
 POWER = 0.999
@@ -89,8 +103,42 @@ def noncentrality(df: int, alpha: float = ALPHA, power: float = POWER) -> float:
     >>> round(noncentrality(63), 1)
     141.6
     """
-    critical = stats.chi2.isf(alpha, df)
+    return reaching(float(stats.chi2.isf(alpha, df)), df, power)
+
+
+def reaching(critical: float, df: int, power: float = POWER) -> float:
+    """The noncentrality at which a statistic with ``df`` degrees of freedom exceeds ``critical`` with the given power.
+
+    >>> round(reaching(131.4, 63), 1)
+    141.6
+    """
     return float(optimize.brentq(lambda lam: _tail(critical, df, lam) - power, 1e-9, 4 * critical + 1000))
+
+
+def minimum_detectable(df: int, n: float, alpha: float = ALPHA, power: float = POWER) -> float:
+    """The least total variation that ``n`` draws are sure to see: any law as far as that from p is rejected with the given power.
+
+    D >= 4 TV**2, with equality in the hardest direction, so TV = sqrt(lambda / N) / 2. A value above 1 says that no law is sure to be seen.
+
+    Raises:
+        ValueError: fewer than 1 degree of freedom or 1 draw.
+
+    >>> round(minimum_detectable(63, 3.54e7), 5), round(minimum_detectable(49_151, 6.31e8), 5)
+    (0.001, 0.001)
+    """
+    if df < 1 or n < 1:
+        raise ValueError(f"received df {df} and n {n}; expected at least 1 of each")
+    return float(np.sqrt(noncentrality(df, alpha, power) / n) / 2)
+
+
+def curve(df: int, tv: float, ns: ArrayLike, alpha: float = ALPHA) -> Floats:
+    """Power against a law at total variation ``tv`` in the hardest direction, for each number of draws; float64, the shape of ``ns``.
+
+    >>> curve(63, 0.01, [1e5, 3.54e5]).round(3).tolist()
+    [0.055, 0.999]
+    """
+    draws = np.asarray(ns, np.float64)
+    return np.array([attained(df, float(n) * 4 * tv**2, alpha) for n in draws.ravel()]).reshape(draws.shape)
 
 
 def attained(df: int, noncentral: float, alpha: float = ALPHA) -> float:

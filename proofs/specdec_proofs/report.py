@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_proofs.claim import Claim
+from specdec_proofs.families import corrected, families, words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["as_json", "table"]
+__all__ = ["as_json", "lines", "summary", "table"]
 
 
 def table(claims: Sequence[Claim], title: str = "Claims about the code that ships") -> "Table":
@@ -23,7 +24,11 @@ def table(claims: Sequence[Claim], title: str = "Claims about the code that ship
     made = Table(title=title, caption=summary(claims), title_justify="left", caption_justify="left")
     for heading in ("claim", "figure", "gate", "result", "seconds", "detail"):
         made.add_column(heading, justify="right" if heading in ("figure", "seconds") else "left", overflow="fold")
+    last = claims[0].family if claims else ""
     for claim in claims:
+        if claim.family != last:
+            made.add_section()
+        last = claim.family
         result = Text("passed", style="green") if claim.passed else Text("FAILED", style="bold red")
         made.add_row(Text(claim.name), f"{claim.figure:.4g}", Text(claim.gate), result, f"{claim.seconds:.1f}", Text(claim.detail))
     return made
@@ -39,10 +44,24 @@ def summary(claims: Sequence[Claim]) -> str:
     return f"{len(claims)} claims, {failed or 'none'} failed, {sum(claim.seconds for claim in claims):.1f} s"
 
 
-def as_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """The claims as dictionaries of plain values; a figure that could not be had is null.
+def lines(claims: Sequence[Claim]) -> list[str]:
+    """What to say below the table: a line for each family, with what Holm's correction leaves of its tests, and the names of what failed.
 
-    >>> as_json([Claim("a", 0.0, "== 0", True, "", 0.5)])
-    [{'name': 'a', 'figure': 0.0, 'gate': '== 0', 'passed': True, 'detail': '', 'seconds': 0.5}]
+    >>> lines([Claim("a", 1.0, "== 0", False, "", 0.5, "exact")])
+    ['exact: 1 claims, 1 failed', 'FAILED: a']
     """
-    return [{**claim._asdict(), "figure": claim.figure if claim.figure == claim.figure else None} for claim in claims]
+    return [*map(words, families(claims)), *(f"FAILED: {claim.name}" for claim in claims if not claim.passed)]
+
+
+def as_json(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """The claims as dictionaries of plain values; a figure that could not be had, or that is infinite, is null.
+
+    Beside the fields of ``Claim`` each has ``p_corrected``, its p-value after Holm's correction inside its family, null where it has none.
+
+    >>> row = as_json([Claim("a", 0.0, "== 0", True, "", 0.5, "exact")])[0]
+    >>> row["name"], row["figure"], row["passed"], row["family"], row["p_corrected"]
+    ('a', 0.0, True, 'exact', None)
+    """
+    values = corrected(claims)
+    plain = [{**claim._asdict(), "figure": claim.figure if abs(claim.figure) < float("inf") else None} for claim in claims]
+    return [{**row, "p_corrected": value} for row, value in zip(plain, values, strict=True)]

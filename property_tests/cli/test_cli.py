@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,7 @@ from specdec_fn import generate as door
 from specdec_fn.cli.colour import Painter
 from specdec_fn.engine.generation import Piece
 from specdec_fn.text import Tokenizer
-from specdec_proofs import claims, integrate
-from specdec_proofs.claim import Claim
+from specdec_proofs import integrate
 
 ESCAPE = "\x1b["
 Specdec = Callable[..., Any]
@@ -351,40 +350,6 @@ def test_a_turn_that_is_interrupted_ends_and_the_next_goes_on(specdec: Specdec, 
 
 
 # The other commands
-
-
-def claim(passed: bool, figure: float = 0.5) -> Claim:
-    return Claim("one is two", figure, "== 0", passed, "for the test", 0.1)
-
-
-@pytest.mark.parametrize(("passed", "code"), [([True, True], 0), ([True, False, True], 1), ([False], 1)])
-def test_prove_exits_1_if_a_claim_fails(specdec: Specdec, monkeypatch: pytest.MonkeyPatch, passed: list[bool], code: int) -> None:
-    monkeypatch.setattr(claims, "run", lambda deep=False, progress=None: iter(map(claim, passed)))
-    run = specdec("prove", "--quick", "--json")
-    assert run.code == code
-    assert [row["passed"] for row in json.loads(run.out)] == passed
-    run = specdec("prove", "--quick")
-    assert run.code == code
-    assert "one is two" in run.out
-    assert ("FAILED" in run.out) == (code == 1)
-
-
-def test_an_interrupted_proof_prints_what_was_proved(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_some(deep: bool = False, progress: Any = None) -> Iterator[Claim]:
-        yield claim(True)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(claims, "run", run_some)
-    run = specdec("prove", "--json")
-    assert (run.code, len(json.loads(run.out))) == (130, 1)
-
-
-def test_prove_passes_deep_on(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(claims, "run", lambda deep=False, progress=None: asked.append(deep) or iter([claim(True)]))
-    specdec("prove", "--quick")
-    specdec("prove", "--deep")
-    assert asked == [False, True]
 
 
 def test_demo_shows_both_ways_and_the_exactness(specdec: Specdec, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -657,7 +657,7 @@ def speculation_rooms() -> Iterator[Sample]:
     yield Sample(tree.merge, lambda: call([[1, 2], [1, 3]], 4))
     for function in (verifiers.tree.descend, verifiers.tree.decide, verifiers.multi_draft.decide, verifiers.multi_draft.decide_without_replacement):
         yield Sample(function, lambda: call(Tape(laws(3), laws(1)[0]), laws(4, 4), chain_of(1, 2, 3, soft=True)._replace(parents=ids(-1, -1, 0))))
-    yield Sample(verifiers.k_seq.scale, lambda: call(laws(4), laws(2, 4)[1], torch.tensor(2), most=3))
+    yield Sample(verifiers.k_seq.scale, lambda: call(laws(4), laws(2, 4)[1], torch.tensor(2), 3))
     yield Sample(verifiers.lossy.typical, lambda: call(0.1, 0.2))
     yield Sample(verifiers.lossy.lenient, lambda: call(0.9))
     yield Sample(verifiers.lossy.lenient, lambda: call(2.0), ValueError)

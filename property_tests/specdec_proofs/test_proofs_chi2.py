@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec_proofs.chi2 import holm, homogeneity, pearson, tails, uniformity
+from specdec_proofs.chi2 import adjusted, holm, homogeneity, pearson, tails, uniformity
 
 
 def test_pearson_agrees_with_scipy_where_nothing_is_pooled() -> None:
@@ -75,6 +75,18 @@ def test_holm_corrects_for_the_number_of_tests() -> None:
     assert holm([4e-7, 4e-7], 5e-7) == [False, False]
     assert holm([4e-7, 2e-7], 5e-7) == [True, True]
     assert holm([4e-7, 2e-7, 0.9], 5e-7) == [False, False, False]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(1e-9, 0.5))
+def test_adjusted_values_reject_what_holm_rejects(values: list[float], alpha: float) -> None:
+    """Holm 1979, by its definition: p_(i) is adjusted to the largest of (m - j + 1) p_(j), j <= i."""
+    found, m = adjusted(values), len(values)
+    ordered = sorted(values)
+    for value, got in zip(values, found, strict=True):
+        assert got == pytest.approx(min(1.0, max((m - j) * ordered[j] for j in range(ordered.index(value) + 1))))
+        assert got >= value
+    near = any(abs(got - alpha) < 1e-12 for got in found)
+    assert near or [got <= alpha for got in found] == holm(values, alpha)
 
 
 def test_uniformity_sees_p_values_that_are_too_good() -> None:

@@ -1,17 +1,17 @@
 """Every claim of the quick run holds, and fails when the code that ships is wrong."""
 
-import io
 from collections.abc import Callable
 
 import pytest
 
 from specdec_fn.speculate import verifiers
-from specdec_proofs import claims, exact, report, sampled
+from specdec_proofs import claims, killed, report
 from specdec_proofs.claim import Claim, Figure, settle
 from specdec_proofs.enumerate import token
 from specdec_proofs.mutants import catalogue
 
-TASKS = {name: (gate, measurement) for name, gate, measurement in (*exact.claims(), *sampled.claims())}
+QUICK = [room for room in claims.ROOMS if room.level == claims.QUICK]
+TASKS = {name: (gate, measurement) for room in QUICK for name, gate, measurement in room.claims()}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -24,7 +24,7 @@ def test_claim(name: str) -> None:
 
 def of(name: str) -> Callable[[], Figure]:
     """The measurement of a claim, made anew."""
-    return next(measurement for other, _, measurement in (*exact.claims(), *sampled.claims()) if other == name)
+    return next(measurement for room in QUICK for other, _, measurement in room.claims() if other == name)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,23 @@ def test_claims_fail_when_the_shipped_rule_is_wrong(name: str, number: int, monk
     assert not of(name)().passed
 
 
+@pytest.mark.parametrize(
+    ("name", "room", "wrong"),
+    [
+        ("code: block, joint TV, float64, V=6 K=3, soft q", "block", "residual of token"),
+        ("sampled: block, joint law, V=3 K=2", "block", "first failure"),
+        ("code: coupled, points of the race won otherwise, V=3 B=4", "coupled", "noise alone"),
+        ("code: coupled, verdicts that are not the winners of their rows", "coupled", "row before"),
+    ],
+)
+def test_claims_about_other_rules_fail_when_they_are_wrong(name: str, room: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = next(mutant for mutant in catalogue(room) if wrong in mutant.name)
+    decide = mutant.decide()
+    monkeypatch.setattr(getattr(verifiers, room), "decide", decide)
+    monkeypatch.setattr(verifiers, "all", {**verifiers.all, room: verifiers.all[room]._replace(decide=decide)})
+    assert not of(name)().passed
+
+
 def test_claims_about_keys_and_greedy_fail_when_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     right = verifiers.token.verifier
     monkeypatch.setattr(verifiers.greedy, "decide", verifiers.token.decide)
@@ -58,10 +75,10 @@ def test_claims_about_keys_and_greedy_fail_when_they_should(monkeypatch: pytest.
 def test_a_mutant_that_does_nothing_is_not_called_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = catalogue()[:2]
     dead = first._replace(edits=())
-    assert not exact._killed(dead)().passed
-    assert not sampled._rejected(dead, 0)().passed
-    assert not exact._killed(dead._replace(law=token))().passed, "its law is as written down, and it is the right one"
-    assert not exact._killed(first._replace(law=second.law))().passed, "wrong, but not as written down"
+    assert not killed._killed(dead)().passed
+    assert not killed._rejected(dead, 0)().passed
+    assert not killed._killed(dead._replace(law=token))().passed, "its law is as written down, and it is the right one"
+    assert not killed._killed(first._replace(law=second.law))().passed, "wrong, but not as written down"
 
 
 def test_a_measurement_that_raises_is_a_failed_claim() -> None:
@@ -75,25 +92,47 @@ def test_a_measurement_that_raises_is_a_failed_claim() -> None:
     assert report.as_json([claim])[0]["figure"] is None
 
 
-def test_deep_run_goes_on_where_it_stopped() -> None:
-    whole = [step.p_values for step in claims.deep_steps(6, 2000)]
-    resumed = [step.p_values for step in claims.deep_steps(6, 2000, done=whole[2])]
-    assert [len(values) for values in whole] == [1, 2, 3, 4, 5, 6]
-    assert resumed == whole[3:]
+def test_claims_bear_the_name_and_the_p_value_of_their_test() -> None:
+    def at(value: float, p_value: float | None = None) -> Figure:
+        return Figure(value, True, "", p_value)
+
+    assert settle("fits", "p > 1e-06", lambda: at(0.3), "sampled")[6:] == ("sampled", 0.3)
+    assert settle("smallest of two", "p > 1e-06 (Holm)", lambda: at(0.3, 0.6)).p_value == 0.6
+    assert settle("a mutant", "p <= 1e-06", lambda: at(1e-9)).p_value is None, "it is meant to be rejected"
+    assert settle("broken", "p > 1e-06", lambda: at(float("nan"))).p_value is None
 
 
-def test_deep_run_makes_two_claims() -> None:
+def room(name: str, level: str, *tasks: str) -> claims.Room:
+    return claims.Room(name, level, lambda: [(task, "== 1", lambda: Figure(1.0, True)) for task in tasks], name)
+
+
+def test_a_level_holds_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = (room("a", claims.QUICK, "a1", "a2"), room("b", claims.DEEP, "b1"), room("c", claims.DEFAULT, "c1"))
+    monkeypatch.setattr(claims, "ROOMS", rooms)
+    assert [[claim.name for claim in claims.run(level)] for level in claims.LEVELS] == [["a1", "a2"], ["a1", "a2", "c1"], ["a1", "a2", "b1", "c1"]]
+    assert [claims.count(level) for level in claims.LEVELS] == [2, 3, 4]
+    assert [claim.family for claim in claims.quick()] == ["a", "a"]
+    with pytest.raises(ValueError, match="level is 'slow'; expected one of quick, default, deep"):
+        next(claims.run("slow"))
+
+
+def test_settled_claims_are_not_settled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "ROOMS", (room("a", claims.QUICK, "a1", "a2"), room("b", claims.QUICK, "a1")))
+    old = Claim("a1", 7.0, "== 1", False, "from before", 9.0, "a")
     said: list[str] = []
-    found = claims.deep(10, 5000, progress=said.append)
-    assert [claim.passed for claim in found] == [True, True]
-    assert "10 of 10" in said[-1]
-    with pytest.raises(ValueError, match="expected at least 1"):
-        claims.deep(0)
+    found = list(claims.run(progress=said.append, settled=[old]))
+    assert found[0] is old
+    assert [claim.figure for claim in found] == [7.0, 1.0, 1.0]
+    assert said == ["a2", "a1"]
 
 
-def test_deep_run_fails_on_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers.token, "decide", catalogue()[12].decide())
-    assert not claims.deep(10, 20_000)[0].passed
+def test_rooms_have_names_of_their_own_and_claims_too() -> None:
+    names = [found.name for found in claims.ROOMS]
+    assert len(set(names)) == len(names)
+    for found in claims.ROOMS:
+        listed = [name for name, _, _ in found.claims()]
+        assert len(set(listed)) == len(listed), found.name
+        assert found.level in claims.LEVELS
 
 
 def test_run_yields_as_it_goes() -> None:
@@ -101,18 +140,3 @@ def test_run_yields_as_it_goes() -> None:
     claim = next(claims.run(progress=said.append))
     assert said == [claim.name]
     assert isinstance(claim, Claim)
-
-
-def test_report() -> None:
-    from rich.console import Console
-
-    some = [Claim("holds", 1.5e-16, "<= 1e-14", True, "N [3]", 0.1), Claim("does not", 0.2, "== 0", False, "", 1.0)]
-    console = Console(width=120, color_system=None, file=io.StringIO())
-    console.print(report.table(some))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1.5e-16" in text
-    assert "passed" in text
-    assert "FAILED" in text
-    assert "N [3]" in text
-    assert "2 claims, 1 failed" in text
-    assert report.as_json(some)[1] == {"name": "does not", "figure": 0.2, "gate": "== 0", "passed": False, "detail": "", "seconds": 1.0}

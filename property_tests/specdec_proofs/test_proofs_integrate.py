@@ -147,6 +147,22 @@ def test_acceptance_that_is_not_strict_emits_the_impossible() -> None:
     assert measure(shipped, world, torch.float32).impossible == 0
 
 
+def test_a_window_of_a_ten_thousandth_of_one_uniform_is_refused() -> None:
+    """A fault between two corners that look right, in the final uniform and in one that accepts: V=6, K=3, 2,000 boxes of 64 probes."""
+
+    def in_final(tape: Tape, target_probs: torch.Tensor, draft: Draft) -> Verdict:
+        verdict = shipped(tape, target_probs, draft)
+        hit = (tape.final >= 0.4) & (tape.final < 0.4001) & (verdict.tokens >= 0)
+        return verdict._replace(tokens=torch.where(hit & (torch.arange(4) == verdict.accepted), (verdict.tokens + 1) % 6, verdict.tokens))
+
+    def in_accept(tape: Tape, target_probs: torch.Tensor, draft: Draft) -> Verdict:
+        hit = (tape.accept >= 0.1) & (tape.accept < 0.1001)
+        return shipped(tape._replace(accept=torch.where(hit, 1 - 2.0**-30, tape.accept)), target_probs, draft)
+
+    for rule in (in_final, in_accept):
+        assert any("contradict" in violation for violation in measure(rule, softmax(0)).violations)
+
+
 Change = Callable[[Tape, Verdict], Verdict]
 
 
@@ -165,10 +181,14 @@ def test_a_rule_that_adds_two_uniforms_is_refused() -> None:
 
 
 def test_a_draw_that_is_not_monotone_is_refused() -> None:
-    def folded(u: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-        return draw((u * 2) % 1, probs)
+    """A fold that the bisection meets is measured, each of its stretches; one as fine as the places it looks at is seen by the probes."""
+
+    def folded(u: torch.Tensor, probs: torch.Tensor, times: int = 1024) -> torch.Tensor:
+        return draw((u * times) % 1, probs)
 
     row = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    laws, violations, _ = law(row, lambda u, probs: folded(u, probs, 2))
+    assert violations or [float(share) for share in laws[0]] == [0.5, 0.25, 0.25]
     assert law(row, folded)[1]
     assert measure(shipped, toy(), draw=folded).violations
 

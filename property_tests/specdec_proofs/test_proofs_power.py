@@ -10,7 +10,7 @@ from scipy import stats
 
 from specdec_proofs.enumerate import completed, joint
 from specdec_proofs.mutants import catalogue
-from specdec_proofs.power import attained, divergence, needed, noncentrality, plan, pool
+from specdec_proofs.power import attained, curve, divergence, minimum_detectable, needed, noncentrality, plan, pool, reaching
 from specdec_proofs.sample import cells
 
 
@@ -40,6 +40,39 @@ def test_draws_needed_in_the_hardest_direction(vocab: int, tv: float, draws: flo
     other = p + np.where(np.arange(vocab) % 2, 1, -1) * 2 * tv / vocab
     assert divergence(p, other) == pytest.approx(4 * tv**2)
     assert needed(p, other) == pytest.approx(draws, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "draws", "tv"),
+    [(2, 1.59e7, 1e-3), (64, 3.54e7, 1e-3), (216, 5.43e5, 1e-2), (1296, 4.6e4, 5e-2), (49_152, 6.31e8, 1e-3), (151_936, 1.10e9, 1e-3)],
+)
+def test_what_draws_are_sure_to_see(vocab: int, draws: float, tv: float) -> None:
+    """The reference table, read the other way."""
+    assert minimum_detectable(vocab - 1, draws) == pytest.approx(tv, rel=0.01)
+
+
+def test_curves_rise_to_the_power_that_is_promised() -> None:
+    ns = np.geomspace(1e3, 1e6, 20)
+    line = curve(63, 0.01, ns)
+    assert (np.diff(line) >= 0).all()
+    assert curve(63, 0.01, minimum_detectable(63, 1.0) ** 2 / 0.01**2) == pytest.approx(0.999, abs=1e-5)
+    assert curve(63, 0.0, [1e9]) == pytest.approx([1e-6], rel=1e-3)
+
+
+def test_a_law_at_the_least_detectable_distance_is_rejected() -> None:
+    """Simulated at the figure that the reference gives for V = 64: TV .02 at 88,492 draws."""
+    n, vocab = 88_492, 64
+    assert minimum_detectable(vocab - 1, n) == pytest.approx(0.02, rel=1e-3)
+    other = (1 + 0.04 * np.where(np.arange(vocab) % 2, 1, -1)) / vocab
+    counts = np.random.default_rng(4).multinomial(n, other, size=8000)
+    statistic = ((counts - n / vocab) ** 2).sum(1) * vocab / n
+    assert (statistic > stats.chi2.isf(1e-6, vocab - 1)).mean() == pytest.approx(0.999, abs=0.0015)
+
+
+def test_nothing_is_seen_with_nothing() -> None:
+    with pytest.raises(ValueError, match="expected at least 1"):
+        minimum_detectable(0, 100)
+    assert reaching(stats.chi2.isf(1e-6, 15), 15) == noncentrality(15)
 
 
 def test_level_and_one_degree_of_freedom() -> None:

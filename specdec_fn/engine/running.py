@@ -31,7 +31,7 @@ class Running(NamedTuple):
         law: from logits to target laws.
         tokens: committed ids, prompt and output.
         prompt: how many of them are prompt.
-        count: tokens to emit in all.
+        wanted: tokens to emit in all.
         proposer, verifier, k: how it speculates; at most ``min(k, tokens left - 1)`` nodes are drafted.
         guess: the proposer's state.
         kv: the dense cache, which holds all committed tokens but the last.
@@ -43,7 +43,7 @@ class Running(NamedTuple):
     law: Law
     tokens: tuple[int, ...]
     prompt: int
-    count: int
+    wanted: int
     proposer: Proposer
     verifier: Verifier
     k: int
@@ -55,7 +55,7 @@ class Running(NamedTuple):
     @property
     def left(self) -> int:
         """Tokens that are still to be emitted."""
-        return self.prompt + self.count - len(self.tokens)
+        return self.prompt + self.wanted - len(self.tokens)
 
 
 def drafted(run: Running, vocab_size: int) -> tuple[Running, Draft]:

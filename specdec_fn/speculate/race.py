@@ -48,9 +48,10 @@ def noise(key: Key, position: int | Int[Tensor, "..."], vocab_size: int, dtype: 
     (torch.Size([2, 1000]), True, True)
     """
     words = bits(fold_in(fold_in(key, RACE), position), (vocab_size,), width=64)
-    high, low = (words >> 32) & (HALF - 1), words & (HALF - 1)
-    uniform = high.to(torch.float64) * 2.0**-32 + (low.to(torch.float64) + 0.5) * 2.0**-64
-    return -torch.log1p(-uniform).to(dtype)
+    high, low = ((words >> 32) & (HALF - 1)).to(torch.float64), (words & (HALF - 1)).to(torch.float64)
+    # In place, on numbers that nobody else holds: (high 2**-32 + (low + 1/2) 2**-64), then -log1p of its negative.
+    uniform = high.mul_(2.0**-32).add_(low.add_(0.5).mul_(2.0**-64))
+    return uniform.neg_().log1p_().neg_().to(dtype)
 
 
 def tape(key: Key, k: int, vocab_size: int, *, position: int | Tensor = 0, dtype: torch.dtype = torch.float64) -> Race:

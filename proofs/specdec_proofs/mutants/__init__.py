@@ -1,6 +1,7 @@
 """Mutants: the source that ships, with one fault put in."""
 
-from specdec_proofs.mutants.catalogue import Mutant, catalogue, equivalents
+from specdec_proofs.mutants.catalogue import FAMILIES, below_gate, catalogue, equivalents
 from specdec_proofs.mutants.edit import Edit, decide, modules
+from specdec_proofs.mutants.mutant import BOTH, EXACT, SAMPLED, Mutant
 
-__all__ = ["Edit", "Mutant", "catalogue", "decide", "equivalents", "modules"]
+__all__ = ["BOTH", "EXACT", "FAMILIES", "SAMPLED", "Edit", "Mutant", "below_gate", "catalogue", "decide", "equivalents", "modules"]

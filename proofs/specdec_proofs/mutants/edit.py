@@ -1,8 +1,8 @@
 """Mutants are edits of the source that ships, never re-implementations: change the text, run the text.
 
 Each edit names a room and an exact piece of its source, which must occur there once; so an edit that no longer fits fails loudly instead of
-testing nothing. The edited rooms are executed under names of their own, and where one imports a function of another, it gets the edited one.
-The modules that ship are not touched.
+testing nothing. The edited rooms are executed under names of their own, and every room between an edited one and the verifier is executed
+anew too, so that whoever imports a function of an edited room gets the edited one. The modules that ship are not touched.
 """
 
 import importlib
@@ -11,12 +11,18 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Edit", "decide", "modules"]
+__all__ = ["Edit", "decide", "modules", "tape"]
 
-ROOMS = {
-    "token": "specdec_fn.speculate.verifiers.token",
-    "recover": "specdec_fn.speculate.recover",
-}
+ROOMS = types.MappingProxyType(
+    {
+        "draw": "specdec_fn.sampling.draw",
+        **{name: f"specdec_fn.speculate.{name}" for name in ("follow", "race", "recover", "tape")},
+        **{
+            name: f"specdec_fn.speculate.verifiers.{name}"
+            for name in ("token", "block", "coupled", "multi_draft", "k_seq", "tree", "traversal", "lossy")
+        },
+    }
+)
 
 
 class Edit(NamedTuple):
@@ -28,7 +34,7 @@ class Edit(NamedTuple):
 
 
 def modules(edits: Sequence[Edit], final: str = "token") -> dict[str, types.ModuleType]:
-    """Executes the edited source of each room that has edits, and of ``final``, which imports from the others.
+    """Executes the edited source of each room that has edits, of ``final``, and of the rooms through which ``final`` imports an edited one.
 
     Raises:
         KeyError: an edit names a room that is not in ``ROOMS``.
@@ -38,20 +44,22 @@ def modules(edits: Sequence[Edit], final: str = "token") -> dict[str, types.Modu
     >>> edited["token"].decide is importlib.import_module(ROOMS["token"]).decide
     False
     """
-    rooms = [*dict.fromkeys(edit.room for edit in edits if edit.room != final), final]
-    originals = {room: importlib.import_module(ROOMS[room]) for room in rooms}
+    changed = {final, *(edit.room for edit in edits)}
     edited: dict[str, types.ModuleType] = {}
-    for room in rooms:
-        text = inspect.getsource(originals[room])
+    for room, imports in _order([*dict.fromkeys(edit.room for edit in edits), final]).items():
+        if room not in changed and not imports & edited.keys():
+            continue
+        original = importlib.import_module(ROOMS[room])
+        text = inspect.getsource(original)
         for edit in edits:
             if edit.room == room:
                 text = _replaced(text, edit)
         module = types.ModuleType(f"{ROOMS[room]}<edited>")
         exec(compile(text, f"<edited {ROOMS[room]}>", "exec"), module.__dict__)
         for name, value in list(vars(module).items()):
-            for other, replacement in edited.items():
-                if inspect.isfunction(value) and value is getattr(originals[other], name, None):
-                    setattr(module, name, getattr(replacement, name))
+            for other in imports & edited.keys():
+                if inspect.isfunction(value) and value.__module__ == ROOMS[other]:
+                    setattr(module, name, getattr(edited[other], value.__name__))
         edited[room] = module
     return edited
 
@@ -67,6 +75,38 @@ def decide(edits: Sequence[Edit], final: str = "token") -> Callable[..., Any]:
     tensor(0)
     """
     return modules(edits, final)[final].decide
+
+
+def tape(edits: Sequence[Edit], final: str = "token") -> Callable[..., Any]:
+    """The function that draws the tape of the edited room ``final``; raises as ``modules`` does.
+
+    >>> from specdec_fn.random import key
+    >>> shifted = tape([Edit("tape", "address(key, FINAL, position), ()", "address(key, FINAL, position + 1), ()")])
+    >>> own = importlib.import_module(ROOMS["tape"]).tape
+    >>> bool(shifted(key(0), 2, 5, position=3).final == own(key(0), 2, 5, position=4).final)
+    True
+    """
+    own: types.ModuleType = modules(edits, final)[final]
+    drawn: Callable[..., Any] = own.verifier.tape
+    return getattr(own, drawn.__name__, drawn)  # the edited one, where the verifier imports its tape
+
+
+def _order(wanted: Sequence[str]) -> dict[str, set[str]]:
+    """The rooms that the wanted ones import, and they themselves, each after those it imports, with what it imports."""
+    names = {path: room for room, path in ROOMS.items()}
+    found: dict[str, set[str]] = {}
+
+    def visit(room: str) -> None:
+        if room not in found:
+            values = vars(importlib.import_module(ROOMS[room])).values()
+            imports = {names[value.__module__] for value in values if inspect.isfunction(value) and value.__module__ in names} - {room}
+            for other in sorted(imports):
+                visit(other)
+            found[room] = imports
+
+    for room in wanted:
+        visit(room)
+    return found
 
 
 def _replaced(text: str, edit: Edit) -> str:

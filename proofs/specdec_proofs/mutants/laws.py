@@ -1,25 +1,31 @@
-"""Laws of the mutants, from the mathematics alone: what each must emit, in fractions, before its code is run.
+"""Laws of the single-position mutants, from the mathematics alone: what each must emit, in fractions, before its code is run.
 
-Single-position laws give the first token of a pass with one drafted token; m = min(p, q), beta = 1 - sum m, res = max(p - q, 0) / beta. Whatever
-follows the first token is drawn from the target, so the completed law is the product. Chain laws give the emitted sequence, token by token.
+They give the first token of a pass with one drafted token; m = min(p, q), beta = 1 - sum m, res = max(p - q, 0) / beta. Whatever follows the
+first token is drawn from the target, so the completed law is the product. A value that the code gets from an elementary function (a root, an
+entropy) is that function's float64 value read as a rational.
 """
 
-from collections import defaultdict
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
 from specdec_proofs.enumerate import Emitted, residual
-from specdec_proofs.worlds import Law, Prefix, World, drafts, normalised
+from specdec_proofs.worlds import Law, World, normalised
 
 __all__ = [
     "accepting",
-    "bonus",
-    "continuing",
-    "previous_residual",
+    "bf16",
+    "dropping",
+    "likeliest",
+    "only",
+    "powered",
+    "raced_with_draft",
     "repaired",
-    "same_uniform",
+    "shared_with_draft",
     "shared_with_final",
     "single",
+    "top",
+    "typical",
     "without_rejected",
 ]
 
@@ -40,7 +46,7 @@ def single(first: Callable[[Law, Law], Law]) -> Callable[[World], Emitted]:
 
     def law(world: World) -> Emitted:
         assert world.k == 1
-        start = first(world.target(()), world.draft(()))
+        start = first(world.target(()), (world.told or world.draft)(()))
         return {(x, y): mass * share for x, mass in enumerate(start) for y, share in enumerate(world.target((x,))) if mass * share}
 
     return law
@@ -64,8 +70,10 @@ def repaired(repair: Repair) -> Callable[[World], Emitted]:
     return single(first)
 
 
-def accepting(accept: Accept) -> Callable[[World], Emitted]:
-    """Wrong acceptance, right repair: q accept + (1 - sum q accept) res.
+def accepting(accept: Accept, repair: Repair = residual) -> Callable[[World], Emitted]:
+    """Any acceptance and any repair: d accept(p, q) + (1 - sum d accept(p, q)) repair(p, q).
+
+    Here d is the law the proposer draws from and q the one the verifier is told, which is the same unless the world misreports it.
 
     >>> from specdec_proofs.enumerate import is_lossless
     >>> from specdec_proofs.worlds import independent
@@ -74,12 +82,17 @@ def accepting(accept: Accept) -> Callable[[World], Emitted]:
     (True, False)
     """
 
-    def first(p: Law, q: Law) -> Law:
-        kept = [b * accept(a, b) for a, b in zip(p, q, strict=True)]
-        lost = 1 - sum(kept, ZERO)
-        return tuple(a + lost * b for a, b in zip(kept, residual(p, q), strict=True))
+    def law(world: World) -> Emitted:
+        drawn = world.draft(())
 
-    return single(first)
+        def first(p: Law, q: Law) -> Law:
+            kept = [d * accept(a, b) if d else ZERO for d, a, b in zip(drawn, p, q, strict=True)]
+            lost = 1 - sum(kept, ZERO)
+            return tuple(a + lost * b for a, b in zip(kept, repair(p, q), strict=True))
+
+        return single(first)(world)
+
+    return law
 
 
 def without_rejected() -> Callable[[World], Emitted]:
@@ -123,108 +136,140 @@ def shared_with_final() -> Callable[[World], Emitted]:
     return single(first)
 
 
-def same_uniform(world: World) -> Emitted:
-    """One uniform for all acceptances: the first i tokens pass with probability min(r_1, ..., r_i) in place of the product.
+def shared_with_draft() -> Callable[[World], Emitted]:
+    """The uniform that drew t from q by its cumulative sums Q picks the recovered token too, by the residual's cumulative sums F.
+
+    m(x) + sum over t of (1 - r_t) times the length of [Q(t - 1), Q(t)) that lies in [F(x - 1), F(x)).
 
     >>> from specdec_proofs.enumerate import is_lossless
-    >>> from specdec_proofs.worlds import chain_reference
-    >>> world = chain_reference()
-    >>> is_lossless(same_uniform(world), world)
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(shared_with_draft()(world), world)
     False
     """
-    return _chain(world, passes=lambda ratios: [min(ratios[: i + 1]) for i in range(len(ratios))])
+
+    def first(p: Law, q: Law) -> Law:
+        lost = [1 - min(ONE, a / b) if b else ZERO for a, b in zip(p, q, strict=True)]
+        drawn, repairs = _intervals(q), _intervals(residual(p, q))
+        return tuple(
+            min(a, b) + sum((rate * max(ZERO, min(high, end) - max(low, start)) for rate, (start, end) in zip(lost, drawn, strict=True)), ZERO)
+            for a, b, (low, high) in zip(p, q, repairs, strict=True)
+        )
+
+    return single(first)
 
 
-def previous_residual(world: World) -> Emitted:
-    """A rejection at place i > 1 is repaired from the residual of place i - 1.
+def raced_with_draft() -> Callable[[World], Emitted]:
+    """The exponential noise E that drew the draft, t = argmin E / q, picks the recovered token too, y = argmin E / res.
+
+    Given t and its finishing time T = E_t / q_t ~ Exp(1), the others have E_x = q_x T + E'_x with E' fresh. A rejected t has res_t = 0, so
+    which t it was does not matter, and with s = sigma T and G(sigma) = sum of max(res sigma - q, 0)
+
+        Pr[y = x] = integral over sigma > q_x / res_x of res_x / (1 + G(sigma))**2,
+
+    where G is linear between the sorted q / res. So the law is rational: m + beta Pr[y = .].
 
     >>> from specdec_proofs.enumerate import is_lossless
-    >>> from specdec_proofs.worlds import chain_reference
-    >>> world = chain_reference()
-    >>> is_lossless(previous_residual(world), world)
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(raced_with_draft()(world), world)
     False
     """
-    return _chain(world, place=lambda i: max(i - 1, 0))
+
+    def repair(p: Law, q: Law) -> Law:
+        res = residual(p, q)
+        order = sorted((x for x in range(len(p)) if res[x]), key=lambda x: q[x] / res[x])
+        starts = [q[x] / res[x] for x in order]
+        out, slope, offset = [ZERO] * len(p), ZERO, ZERO
+        for place, x in enumerate(order):
+            slope, offset = slope + res[x], offset + q[x]
+            value = ONE / (1 - offset + slope * starts[place])
+            if place + 1 < len(order):
+                value -= ONE / (1 - offset + slope * starts[place + 1])
+            for y in order[: place + 1]:
+                out[y] += res[y] / slope * value
+        return tuple(out)
+
+    return repaired(repair)
 
 
-def bonus(rule: Callable[[World, Prefix], Law]) -> Callable[[World], Emitted]:
-    """The bonus token after x_1 .. x_K comes from ``rule(world, x)`` instead of the target's law after x.
+def dropping(keep: Callable[[Fraction], bool]) -> Callable[[World], Emitted]:
+    """A drawn token t with not keep(q(t)) is dropped and the target sampled: m 1[kept] + (sum of q - m over the kept) res + q(dropped) p.
 
     >>> from specdec_proofs.enumerate import is_lossless
-    >>> from specdec_proofs.worlds import chain_reference
-    >>> world = chain_reference()
-    >>> [is_lossless(bonus(rule)(world), world) for rule in (lambda world, x: world.target(x), lambda world, x: world.draft(x))]
-    [True, False]
+    >>> from specdec_proofs.worlds import independent
+    >>> world = independent([1, 3, 2], [3, 1, 1])
+    >>> is_lossless(dropping(lambda q: True)(world), world), is_lossless(dropping(lambda q: q > Fraction(1, 4))(world), world)
+    (True, False)
     """
-    return lambda world: _chain(world, last=lambda x: rule(world, x))
 
+    def first(p: Law, q: Law) -> Law:
+        kept = [min(a, b) if keep(b) else ZERO for a, b in zip(p, q, strict=True)]
+        dropped = sum((b for b in q if not keep(b)), ZERO)
+        rejected = 1 - dropped - sum(kept, ZERO)
+        return tuple(m + rejected * r + dropped * a for m, r, a in zip(kept, residual(p, q), p, strict=True))
 
-def continuing(world: World) -> Emitted:
-    """A rejected token is repaired and the pass goes on: later drafted tokens are still judged, against rows of the drafted prefix.
-
-    >>> from specdec_proofs.enumerate import is_lossless
-    >>> from specdec_proofs.worlds import chain_reference
-    >>> world = chain_reference()
-    >>> is_lossless(continuing(world), world)
-    False
-    """
-    law: dict[Prefix, Fraction] = defaultdict(Fraction)
-    for tokens, weight in drafts(world):
-        level: dict[tuple[Prefix, bool], Fraction] = {((), False): weight}
-        for i, drafted in enumerate(tokens):
-            p, q = world.target(tokens[:i]), world.draft(tokens[:i])
-            passes = min(ONE, p[drafted] / q[drafted])
-            grown: dict[tuple[Prefix, bool], Fraction] = defaultdict(Fraction)
-            for (head, broken), mass in level.items():
-                grown[(*head, drafted), broken] += mass * passes
-                for other, share in enumerate(residual(p, q)):
-                    grown[(*head, other), True] += mass * (1 - passes) * share
-            level = grown
-        for (head, broken), mass in level.items():
-            if broken:
-                law[head] += mass
-            else:
-                for token, share in enumerate(world.target(tokens)):
-                    law[(*head, token)] += mass * share
-    return {x: mass for x, mass in law.items() if mass}
-
-
-def _chain(
-    world: World,
-    passes: Callable[[list[Fraction]], list[Fraction]] | None = None,
-    place: Callable[[int], int] = lambda i: i,
-    last: Callable[[Prefix], Law] | None = None,
-) -> Emitted:
-    """Token verification with one part exchanged.
-
-    Args:
-        passes: from the ratios min(1, p/q) of a draft, the probabilities that its first 1, 2, ... tokens all pass; the products by default.
-        place: whose rows repair a rejection at place i.
-        last: the law of the bonus token.
-    """
-    law: dict[Prefix, Fraction] = defaultdict(Fraction)
-    for tokens, weight in drafts(world):
-        rows = [(world.target(tokens[:i]), world.draft(tokens[:i])) for i in range(len(tokens))]
-        ratios = [min(ONE, p[t] / q[t]) for (p, q), t in zip(rows, tokens, strict=True)]
-        reach = [ONE]
-        if passes is None:
-            for ratio in ratios:
-                reach.append(reach[-1] * ratio)
-        else:
-            reach += passes(ratios)
-        for i in range(len(tokens)):
-            for other, share in enumerate(residual(*rows[place(i)])):
-                law[(*tokens[:i], other)] += weight * (reach[i] - reach[i + 1]) * share
-        for token, share in enumerate((last or world.target)(tokens)):
-            law[(*tokens, token)] += weight * reach[-1] * share
-    return {x: mass for x, mass in law.items() if mass}
+    return single(first)
 
 
 def only(vocab: int, token: int) -> Law:
-    """The one-hot law on a token."""
+    """The one-hot law on a token.
+
+    >>> only(2, 1)
+    (Fraction(0, 1), Fraction(1, 1))
+    """
     return normalised([int(t == token) for t in range(vocab)])
 
 
 def likeliest(p: Law) -> int:
-    """The token of largest probability, lowest id first."""
+    """The token of largest probability, lowest id first.
+
+    >>> likeliest(normalised([1, 2, 2]))
+    1
+    """
     return max(range(len(p)), key=lambda t: (p[t], -t))
+
+
+def top(p: Law, count: int) -> Law:
+    """The law restricted to its ``count`` likeliest tokens.
+
+    >>> top(normalised([1, 2, 2]), 2)
+    (Fraction(0, 1), Fraction(1, 2), Fraction(1, 2))
+    """
+    kept = sorted(range(len(p)), key=lambda t: (-p[t], t))[:count]
+    return normalised([mass if t in kept else 0 for t, mass in enumerate(p)])
+
+
+def powered(p: Law, exponent: float) -> Law:
+    """The law proportional to p ** exponent: at temperature T the exponent is 1 / T.
+
+    >>> powered(normalised([1, 3]), 2.0)
+    (Fraction(1, 10), Fraction(9, 10))
+    """
+    return normalised([float(mass) ** exponent for mass in p])
+
+
+def typical(p: Law, epsilon: float = 0.09, delta: float = 0.3) -> tuple[bool, ...]:
+    """Which tokens typical acceptance takes: p > min(epsilon, delta exp(-entropy)).
+
+    >>> typical(normalised([1, 1, 98]))
+    (False, False, True)
+    """
+    entropy = -sum(float(mass) * math.log(mass) for mass in p if mass)
+    return tuple(mass > min(epsilon, delta * math.exp(-entropy)) for mass in p)
+
+
+def bf16(x: Fraction) -> Fraction:
+    """The bfloat16 nearest to x > 0 (8 significant bits, ties to even); subnormal numbers are not considered.
+
+    >>> bf16(Fraction(1, 3)), bf16(Fraction(257, 512)), bf16(Fraction(259, 512))
+    (Fraction(171, 512), Fraction(1, 2), Fraction(65, 128))
+    """
+    unit = Fraction(2) ** (math.frexp(x)[1] - 8)
+    return round(x / unit) * unit
+
+
+def _intervals(p: Law) -> list[tuple[Fraction, Fraction]]:
+    """Where each token stands on [0, 1) by the cumulative sums."""
+    ends = [sum(p[: t + 1], ZERO) for t in range(len(p))]
+    return list(zip([ZERO, *ends[:-1]], ends, strict=True))

@@ -33,47 +33,50 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     >>> decide(Tape(torch.tensor([0.9, 0.0]), torch.tensor(0.0)), p, pair).tokens
     tensor([ 1,  0, -1])
     """
-    parents = parents_of(draft)
-    if draft.probs is None or not parents.shape[0]:
+    parents, k = parents_of(draft), draft.tokens.shape[0]
+    if draft.probs is None or not k:
         return descend(tape, target_probs, draft, replacement=True)
-    drafted = torch.arange(parents.shape[0], device=parents.device) < draft.length
-    node, p, law, kept = torch.full_like(draft.length, -1), target_probs[0], target_probs[0], []
-    for i in range(parents.shape[0]):
+    drafted = torch.arange(k, device=parents.device) < draft.length
+    tokens = torch.where(drafted, draft.tokens, 0)[:, None]
+    p, q = target_probs.index_select(0, parents.clamp(-1, k - 1) + 1), draft.probs  # of each node: the rows at its parent
+    tries = ((parents[:, None] == parents) & drafted).sum(-1)
+    rho = torch.func.vmap(scale, in_dims=(0, 0, 0, None))(p, q, tries, k)
+    passes = tape.accept * rho * q.gather(1, tokens).squeeze(1) < p.gather(1, tokens).squeeze(1)
+    unserved = torch.func.vmap(_unserved, in_dims=(0, 0, 0, 0, None))(p, q, rho, tries, k)
+    node, law, kept = torch.full_like(draft.length, -1), target_probs[0], []
+    for i in range(k):
         here = drafted[i] & (parents[i] == node)
-        token, q = torch.where(here, draft.tokens[i], 0), draft.probs[i]
-        tries = (drafted & (parents == node)).sum()
-        rho = scale(p, q, tries, most=parents.shape[0])
-        passes = tape.accept[i] * rho * q.gather(0, token[None]).squeeze(0) < p.gather(0, token[None]).squeeze(0)
-        kept.append(here & passes)
+        kept.append(here & passes[i])
         node = torch.where(kept[i], i, node)
-        p = torch.where(kept[i], target_probs[i + 1], p)
-        law = torch.where(kept[i], p, torch.where(here, _unserved(p, q, rho, tries, parents.shape[0]), law))
+        law = torch.where(kept[i], target_probs[i + 1], torch.where(here, unserved[i], law))
     return of_path(draft, torch.stack(kept), draw(tape.final, law))
 
 
-def scale(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"], tries: Int[Tensor, ""], *, most: int) -> Float[Tensor, ""]:
+def scale(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"], tries: Int[Tensor, ""], most: int) -> Float[Tensor, ""]:
     """The scale rho of n tries: the root of 1 - (1 - b(rho))^n = rho b(rho) in [1, n], approached from above.
 
     Args:
         p, q: the target's law and the draft's.
         tries: int64 scalar n, at most ``most``.
 
-    >>> round(float(scale(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), torch.tensor(1), most=2)), 4)
+    >>> round(float(scale(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), torch.tensor(1), 2)), 4)
     1.0
     """
     low, high = torch.ones_like(p[0]), tries.to(p.dtype).clamp(min=1)
     for _ in range(HALVINGS if most > 1 else 0):
         middle = (low + high) / 2
         served = torch.minimum(p / middle, q).sum()
-        valid = served * _powers(served, tries, most) <= middle * served
+        valid = _powers(served, tries, most) <= middle
         low, high = torch.where(valid, low, middle), torch.where(valid, middle, high)
     return high
 
 
 def _powers(served: Float[Tensor, ""], tries: Int[Tensor, ""], most: int) -> Float[Tensor, ""]:
     """(1 - (1 - b)^n) / b = sum over j < n of (1 - b)^j, without the cancellation."""
-    j = torch.arange(most, device=served.device)
-    return torch.where(j < tries, (1 - served) ** j, 0).sum()
+    total = torch.ones_like(served)
+    for j in range(1, most):
+        total = torch.where(j < tries, total * (1 - served) + 1, total)
+    return total
 
 
 def _unserved(p: Tensor, q: Tensor, rho: Tensor, tries: Tensor, most: int) -> Float[Tensor, "vocab"]:

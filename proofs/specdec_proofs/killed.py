@@ -1,0 +1,138 @@
+"""Claims that the checker rejects what is wrong: every mutant by the exact law of its code, by a sample, or by both.
+
+A mutant's measured law must be the one worked out from the mathematics, to 1e-12, and its total variation far above the gates that correct code
+must pass. A sample whose size was fixed from that law, at most a million draws, must reject it, and accept the rule that ships on the same
+world. Equivalents must pass. Mutants that move one grid point are below every gate on a total variation: only impossible mass shows them.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from specdec_fn import random
+from specdec_fn.speculate import verifiers
+from specdec_proofs.chi2 import pearson
+from specdec_proofs.claim import Figure
+from specdec_proofs.enumerate import Emitted, completed, joint, total_variation
+from specdec_proofs.exact import GATES, because
+from specdec_proofs.mutants import FAMILIES, Mutant, below_gate, catalogue, equivalents
+from specdec_proofs.mutants.mutant import EXACT, SAMPLED
+from specdec_proofs.power import ALPHA, needed, plan
+from specdec_proofs.sample import cells, histogram, sample, sample_trees
+from specdec_proofs.sampled import compared
+from specdec_proofs.worlds import Prefix, World
+
+__all__ = ["exactly", "sampled"]
+
+CLOSED = 1e-12  # a mutant's measured law against its closed form
+GATE = GATES[torch.float64]
+MOST = 1_000_000
+SEED = 20_242
+Task = tuple[str, str, Callable[[], Figure]]
+
+
+def exactly() -> Iterator[Task]:
+    """The claims that need no sample: name, gate, measurement.
+
+    >>> next(exactly())[:2]
+    ('mutant 01 recovered token drawn from p: exact TV', 'closed form, > 1e-14')
+    """
+    for mutant in catalogue(*FAMILIES):
+        if EXACT in mutant.killers:
+            yield f"mutant {_label(mutant)}: exact TV", f"closed form, > {GATE:g}", _killed(mutant)
+    for mutant in below_gate(*FAMILIES):
+        yield f"mutant below the gate, {mutant.verifier}: {mutant.name}: impossible mass", "> 0, TV <= 1e-6", _impossible(mutant)
+    for control in equivalents(*FAMILIES):
+        yield f"control, {control.verifier}, {control.name}: exact TV", f"<= {GATE:g}", _control(control)
+
+
+def sampled() -> Iterator[Task]:
+    """The claims from samples: name, gate, measurement.
+
+    >>> next(sampled())[:2]
+    ('mutant 01 recovered token drawn from p: sampled', 'p <= 1e-06')
+    """
+    number = iter(range(1000))
+    for mutant in catalogue(*FAMILIES):
+        if SAMPLED in mutant.killers:
+            yield f"mutant {_label(mutant)}: sampled", f"p <= {ALPHA:g}", _rejected(mutant, next(number))
+    for control in equivalents(*FAMILIES):
+        yield f"control, {control.verifier}, {control.name}: sampled", f"p > {ALPHA:g}", _accepted(control, 50_000, next(number))
+
+
+def _killed(mutant: Mutant) -> Callable[[], Figure]:
+    def measurement() -> Figure:
+        world = mutant.world()
+        wanted = completed(mutant.law(world), world)
+        expected = total_variation(wanted, joint(world))
+        measured = mutant.measured()
+        off = total_variation(completed(_nonempty(measured.emitted), world), wanted)
+        passed = measured.tv > GATE and off <= CLOSED and abs(measured.tv - expected) <= CLOSED and not measured.violations
+        detail = f"closed form {float(expected):.5f}; laws differ by {float(off):.1e}; {world.name}"
+        return Figure(float(measured.tv), passed, because(measured, detail))
+
+    return measurement
+
+
+def _impossible(mutant: Mutant) -> Callable[[], Figure]:
+    def measurement() -> Figure:
+        measured = mutant.measured(torch.float32)
+        passed = measured.impossible > 0 and measured.tv <= GATES[torch.float32] and not measured.violations
+        detail = f"exact TV {float(measured.tv):.1e}, which passes the gate of correct code; float32, one grid point is 2^-24 = 6.0e-08"
+        return Figure(float(measured.impossible), passed, because(measured, detail))
+
+    return measurement
+
+
+def _control(control: Mutant) -> Callable[[], Figure]:
+    def measurement() -> Figure:
+        measured = control.measured()
+        off = total_variation(measured.emitted, control.law(control.world()))
+        passed = measured.tv <= GATE and off <= CLOSED and not measured.violations
+        return Figure(float(measured.tv), passed, because(measured, "lossless by another road; must pass"))
+
+    return measurement
+
+
+def _rejected(mutant: Mutant, number: int) -> Callable[[], Figure]:
+    def measurement() -> Figure:
+        world, rule = mutant.world(), verifiers.all[mutant.verifier]
+        p = cells(world, joint(world), mutant.length)
+        wrong = cells(world, completed(mutant.law(world), world), mutant.length)
+        listed = needed(p, wrong)
+        test = plan(p, wrong, least=math.ceil(listed), most=MOST)
+        tokens = _drawn(mutant, mutant.decide(), mutant.tape(), world, _key(number), test.n)
+        result = pearson(histogram(tokens, world.vocab, mutant.length), p, test.pool)
+        fair = _drawn(mutant._replace(draft_rows=None), rule.decide, rule.tape, mutant.fair(), _key(number), test.n)
+        correct = pearson(histogram(fair, world.vocab, mutant.length), p, test.pool).p_value
+        detail = f"N {test.n:,} (lambda/D {listed:.0f}), {len(test.pool.p)} cells, power {test.power:.4f}; the correct code there: p {correct:.3f}"
+        return Figure(result.p_value, result.p_value <= ALPHA < correct, detail)
+
+    return measurement
+
+
+def _accepted(control: Mutant, n: int, number: int) -> Callable[[], Figure]:
+    return lambda: compared(sample(control.decide(), control.world(), _key(number), n, tape=control.tape()).tokens, control.world(), control.length)
+
+
+def _drawn(mutant: Mutant, decide: Callable[..., Any], tape: Callable[..., Any], world: World, key: random.Key, n: int) -> torch.Tensor:
+    """Completed tokens of n passes over the mutant's kind of drafts."""
+    if mutant.branches is None:
+        return sample(decide, world, key, n, tape=tape, draft_rows=mutant.draft_rows).tokens
+    return sample_trees(decide, world, mutant.branches, key, n, replacement=mutant.replacement, tape=tape).tokens
+
+
+def _key(number: int) -> random.Key:
+    return random.fold_in(random.key(SEED), number)
+
+
+def _nonempty(emitted: Emitted) -> dict[Prefix, Any]:
+    return {sequence: mass for sequence, mass in emitted.items() if sequence}
+
+
+def _label(mutant: Mutant) -> str:
+    if mutant.number is not None:
+        return f"{mutant.number:02d} {mutant.name}"
+    return f"chain, {mutant.name}" if mutant.verifier == "token" else mutant.name

@@ -1,0 +1,236 @@
+"""The law of every verifier, measured exactly on the smallest worlds that show everything, and held against the same rule in fractions.
+
+Quick and sharp, for mutation testing (docs/mutation.md): what is emitted must have the law of the rule itself, not only one that completes to
+the target's, so a mutant that loses acceptance is seen as well as one that loses exactness.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_fn.random import bits, fold_in, key, uniform
+from specdec_fn.speculate import Draft, Race, Tape, race, tape, verifiers
+from specdec_fn.speculate.verifiers import k_seq as k_seq_room
+from specdec_proofs import enumerate as rational
+from specdec_proofs import lossy, siblings
+from specdec_proofs.block_rule import block
+from specdec_proofs.enumerate import Emitted, total_variation
+from specdec_proofs.integrate import measure, measure_tree
+from specdec_proofs.race_grid import chain_faults, expected_race_law, race_law
+from specdec_proofs.tree_rules import top_down, traversal
+from specdec_proofs.worlds import World, cold, declared_one_hot, greedy_draft, independent, mixed_tables, normalised, softmax, stopping, toy
+
+GATES = ((torch.float64, 1e-14), (torch.float32, 1e-6))
+CHAINS: tuple[tuple[str, Callable[[World], Emitted]], ...] = (
+    ("greedy", rational.greedy),
+    ("token", rational.token),
+    ("tree", rational.token),
+    ("multi_draft", rational.token),
+    ("multi_draft_without_replacement", rational.token),
+    ("k_seq", rational.token),
+    ("block", block),
+    ("traversal", block),
+    ("typical", lossy.typical),
+    ("lenient", lossy.lenient),
+)
+TREES: tuple[tuple[str, Callable[..., Emitted], bool], ...] = (
+    ("tree", top_down, False),
+    ("multi_draft", top_down, True),
+    ("multi_draft_without_replacement", top_down, False),
+    ("traversal", traversal, False),
+    ("k_seq", functools.partial(top_down, rule=siblings.k_seq), True),
+)
+
+
+def decide_of(name: str) -> Callable[..., Any]:
+    """The lossy rules are built anew, as nothing of them outlives the call that built it."""
+    return {"typical": verifiers.lossy.typical, "lenient": verifiers.lossy.lenient}.get(name, lambda: verifiers[name])().decide
+
+
+def chains() -> tuple[World, ...]:
+    """Zeros, one-hot rows, ties, equal rows, disjoint supports; lengths 0 to 2; declared one-hot; rows that differ at every prefix."""
+    return (
+        mixed_tables(1, 3, 2),
+        mixed_tables(8, 3, 2),
+        stopping(softmax(1, 3, 2), 3),
+        declared_one_hot(mixed_tables(2, 3, 2)),
+        stopping(greedy_draft(softmax(2, 3, 2)), 0),
+        toy()._replace(stop=lambda prefix: True),
+        cold(toy()),
+        softmax(3, 3, 0),
+    )
+
+
+@pytest.mark.parametrize(("name", "algorithm"), CHAINS, ids=[name for name, _ in CHAINS])
+def test_on_chains_the_emitted_law_is_that_of_the_rule(name: str, algorithm: Callable[[World], Emitted]) -> None:
+    for world in chains():
+        found = measure(decide_of(name), world, probes=4)
+        assert found.violations == ()
+        assert total_variation(found.emitted, algorithm(world)) <= 1e-14
+        if verifiers[name].lossless and name != "greedy":
+            assert (found.impossible, found.tv <= 1e-14) == (0, True)
+    assert total_variation(measure(decide_of(name), softmax(4, 3, 2), torch.float32, probes=4).emitted, algorithm(softmax(4, 3, 2))) <= 1e-6
+
+
+def trees() -> tuple[tuple[World, int], ...]:
+    """Depth 1 with three siblings, zeros that exhaust a law, depth 2 with two, one-hot siblings that repeat, branches that end early."""
+    return (
+        (softmax(2, 2, 2), 2),
+        (softmax(3, 3, 2)._replace(stop=lambda prefix: prefix in ((0,), (1,))), 2),
+        (softmax(1, 4, 1), 3),
+        (mixed_tables(5, 4, 1, zeros=0.5), 3),
+        (mixed_tables(0, 2, 2), 2),
+        (declared_one_hot(mixed_tables(2, 3, 1)), 2),
+        (declared_one_hot(softmax(3, 3, 2))._replace(stop=lambda prefix: prefix in ((0,), (2,))), 2),
+    )
+
+
+@pytest.mark.parametrize(("name", "algorithm", "replacement"), TREES, ids=[name for name, _, _ in TREES])
+def test_on_trees_the_emitted_law_is_that_of_the_rule(name: str, algorithm: Callable[..., Emitted], replacement: bool) -> None:
+    """The shipped scale of k-SEQ is the least one within 2**-20, so there acceptance may differ by as much, and exactness not at all."""
+    for world, branches in trees() if name != "k_seq" else trees()[2:]:  # the first two are slow there
+        found = measure_tree(decide_of(name), world, branches, replacement=replacement, probes=4)
+        assert found.violations == ()
+        assert (found.impossible, found.tv <= 1e-14) == (0, True)
+        wanted = algorithm(world, [branches] * world.k, replacement=replacement)
+        assert total_variation(found.emitted, wanted) <= (1e-5 if name == "k_seq" else 1e-14)
+    world = softmax(5, 3, 1)
+    found = measure_tree(decide_of(name), world, 2, torch.float32, replacement=replacement, probes=4)
+    assert total_variation(found.emitted, algorithm(world, [2], replacement=replacement)) <= (1e-5 if name == "k_seq" else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["tree", "traversal"])
+def test_the_order_of_the_nodes_is_no_part_of_the_law(name: str) -> None:
+    world = softmax(6, 2, 2)
+    found = measure_tree(decide_of(name), world, 2, replacement=False, breadth_first=True, probes=4)
+    wanted = (top_down if name == "tree" else traversal)(world, [2, 2], replacement=False)
+    assert total_variation(found.emitted, wanted) <= 1e-14
+
+
+def test_the_scale_of_k_seq_is_the_least_that_is_exact() -> None:
+    for seed in range(4):
+        world = softmax(seed, 4, 1)
+        p, q = world.target(()), world.draft(())
+        rows = [torch.tensor([float(x) for x in law], dtype=torch.float64) for law in (p, q)]
+        for tries in (1, 2, 3):
+            least = float(siblings.k_seq_division(p, q, tries))
+            for most in (tries, 5):
+                found = float(k_seq_room.scale(*rows, torch.tensor(tries), most))
+                assert least - 2.0**-20 <= found <= least + tries * 2.0**-19
+    assert float(k_seq_room.scale(*rows, torch.tensor(0), 2)) == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "gate"), GATES)
+def test_coupled_names_the_winner_of_every_race_on_the_grid(dtype: torch.dtype, gate: float) -> None:
+    decide = verifiers["coupled"].decide
+    for weights in ([1, 2, 3], [1, 0, 2], [2, 2, 1], [0, 1, 0]):
+        p = normalised(weights)
+        counts = race_law(decide, p, drafted=(2,), bits=3, dtype=dtype)
+        assert sum(abs(a - b) for a, b in zip(counts, expected_race_law(p, 3), strict=True)) <= (2 if dtype is torch.float32 else 0), gate
+    assert chain_faults(decide, toy(2), bits=2) == (0, 9 * 64)
+
+
+def test_coupled_reads_the_noise_of_a_nodes_depth() -> None:
+    """Rows of noise that each favour one token, and two siblings whose children must both read row 2."""
+    noise = torch.full((5, 3), 9.0, dtype=torch.float64)
+    for row, token in enumerate((1, 2, 0, 1, 1)):
+        noise[row, token] = 1e-6
+    laws = torch.full((5, 3), 1 / 3, dtype=torch.float64)
+    for first in (0, 1):
+        draft = Draft(torch.tensor([first, 1 - first, 2, 2]), None, torch.tensor(4), torch.tensor([-1, -1, 0, 1]))
+        verdict = verifiers["coupled"].decide(Race(noise), laws, draft)
+        assert verdict.tokens.tolist() == [1, 2, 0, -1, -1]
+        assert verdict.path.tolist() == ([1, 3, -1, -1] if first == 0 else [0, 2, -1, -1])
+
+
+def test_the_noise_of_a_race_is_the_logarithm_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against integers: the key's own words, and words at both ends, where a word has few bits or its upper one set."""
+    words = bits(fold_in(fold_in(key(5), tape.RACE), 7), (4,), width=64)
+
+    def wanted(word: int) -> float:
+        u = (Fraction(word % 2**64) + Fraction(1, 2)) / 2**64
+        return -math.log1p(-float(u)) if u < Fraction(1, 2) else -math.log(float(1 - u))
+
+    assert race.noise(key(5), 7, 4).tolist() == pytest.approx([wanted(word) for word in words.tolist()], rel=1e-14)
+    edge = torch.tensor([0, 1, 2**31 + 1, 2**32, 2**33 + 5, 2**62, -(2**63), -(2**40)])
+    monkeypatch.setattr(race, "bits", lambda *_, **__: edge)
+    assert race.noise(key(5), 7, 8).tolist() == pytest.approx([wanted(word) for word in edge.tolist()], rel=1e-6)
+    assert race.noise(key(5), 7, 8)[:6].tolist() == pytest.approx([wanted(word) for word in edge.tolist()[:6]], rel=1e-15)
+    assert race.noise(key(5), 7, 8).dtype == torch.float64
+    assert race.noise(key(5), 7, 8, torch.float32).dtype == torch.float32
+
+
+def test_tapes_stand_at_their_addresses() -> None:
+    """Two independent roads: the address by hand. Without a position a pass starts at 0; the numbers are float64 unless asked."""
+    for position in (0, 3):
+        made = tape.tape(key(2), 4, 9, position=position)
+        assert made.accept.equal(uniform(fold_in(fold_in(key(2), 1), position), (4,), torch.float64))
+        assert made.final.equal(uniform(fold_in(fold_in(key(2), 2), position), (), torch.float64))
+        raced = race.tape(key(2), 3, 9, position=position)
+        assert raced.noise.equal(torch.stack([race.noise(key(2), position + i, 9) for i in range(4)]))
+    assert tape.tape(key(2), 4, 9).final.equal(tape.tape(key(2), 4, 9, position=0).final)
+    assert race.tape(key(2), 1, 9).noise.equal(race.tape(key(2), 1, 9, position=0).noise)
+    assert (tape.DRAFT, tape.ACCEPT, tape.FINAL, tape.RACE) == (0, 1, 2, 3)
+    for dtype in (torch.float64, torch.float32):
+        for rule in verifiers.values():
+            assert all(part.dtype == dtype for part in rule.tape(key(1), 2, 3, position=1, dtype=dtype))
+            assert all(part.dtype == torch.float64 for part in rule.tape(key(1), 2, 3))
+        still = verifiers["greedy"].tape(key(1), 2, 3, dtype=dtype)
+        assert (still.accept.tolist(), still.final.tolist()) == ([0, 0], 0)
+
+
+@pytest.mark.parametrize("name", sorted(verifiers))
+def test_every_tensor_a_rule_makes_lies_where_its_arguments_lie(name: str) -> None:
+    """On the meta device, which refuses to mix with a CPU tensor: a rule that forgot the device would do so only on a GPU otherwise."""
+
+    def made(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device="meta")
+
+    real = functools.partial(made, dtype=torch.float64)
+    for k in (0, 3):
+        for soft in (False, True):
+            for branching in (False, True)[: 1 + verifiers[name].trees]:
+                draft = Draft(made(k), real(k, 4) if soft else None, made(), made(k) if branching else None)
+                noise = Race(real(k + 1, 4)) if name == "coupled" else Tape(real(k), real())
+                verdict = decide_of(name)(noise, real(k + 1, 4), draft)
+                assert [tuple(part.shape) for part in verdict] == [(k + 1,), (), (), (k,)]
+                assert all(part.device.type == "meta" for part in verdict)
+                assert all(part.dtype == torch.int64 for part in verdict)
+
+
+def test_lossy_rules_have_the_law_their_thresholds_say() -> None:
+    """Other thresholds than the default, and the ends of their ranges; the bias in fractions is that of the rooms of proofs."""
+    world = independent([6, 3, 1], [2, 3, 5], 2)
+    p, q = world.target(()), world.draft(())
+    rows = [torch.tensor([float(x) for x in law], dtype=torch.float64) for law in (p, q)]
+    for epsilon, delta in ((0.09, 0.3), (0.25, 1.0), (1.0, 0.5), (1.0, 1.0), (0.2, 0.9)):
+        rule = verifiers.lossy.typical(epsilon, delta)
+        assert total_variation(measure(rule.decide, world, probes=4).emitted, lossy.typical(world, epsilon, delta)) <= 1e-14
+        law = lossy.typical_law(p, q, lossy.typical_set(p, epsilon, delta))
+        assert (rule.bias(*rows) + rows[0]).tolist() == pytest.approx([float(x) for x in law], abs=1e-15)
+        assert f"p > min({epsilon:g}, {delta:g} exp(-entropy))" in rule.law
+    for lenience in (0.8, 0.5, 1.0):
+        rule = verifiers.lossy.lenient(lenience)
+        exact = Fraction(lenience)
+        assert total_variation(measure(rule.decide, world, probes=4).emitted, lossy.lenient(world, exact)) <= 1e-14
+        law = lossy.lenient_law(p, q, exact)
+        assert (rule.bias(*rows) + rows[0]).tolist() == pytest.approx([float(x) for x in law], abs=1e-15)
+        assert f"min(1, p / ({lenience:g} q))" in rule.law
+    for build, name in ((verifiers.lossy.typical, "typical"), (verifiers.lossy.lenient, "lenient")):
+        rule = build()
+        assert (rule.name, rule.lossless, rule.trees, rule.law) == (name, False, False, verifiers[name].law)
+    for build, wrong in (
+        (verifiers.lossy.typical, (0.0, 0.3)),
+        (verifiers.lossy.typical, (1.1, 0.3)),
+        (verifiers.lossy.typical, (0.3, 0.0)),
+        (verifiers.lossy.typical, (0.3, 1.1)),
+        (verifiers.lossy.lenient, (0.0,)),
+        (verifiers.lossy.lenient, (1.1,)),
+    ):
+        with pytest.raises(ValueError, match=r"^received .*; expected"):
+            build(*wrong)
