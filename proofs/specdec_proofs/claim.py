@@ -1,5 +1,6 @@
 """A claim: one figure, the gate it must pass, and how long it took to find out."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Claim", "Figure", "one_thread", "settle"]
+__all__ = ["Claim", "Figure", "every_thread", "one_thread", "settle", "threads_given"]
 
 LEVEL = "p > "  # how the gate of a test begins whose figure is the p-value under the law that is claimed
 
@@ -67,6 +68,34 @@ def settle(name: str, gate: str, measure: Callable[[], Figure], family: str = ""
     tested = figure.value if figure.p_value is None and gate.startswith(LEVEL) else figure.p_value
     p_value = None if tested is None or tested != tested else tested
     return Claim(name, figure.value, gate, figure.passed, figure.detail, time.perf_counter() - started, family, p_value)
+
+
+@contextmanager
+def every_thread() -> Iterator[None]:
+    """Large tensor operations on as many threads as the process was given, whatever surrounds it.
+
+    >>> with one_thread(), every_thread():
+    ...     torch.get_num_threads() == max(1, threads_given())
+    True
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads_given())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def threads_given() -> int:
+    """The threads this process may use: OMP_NUM_THREADS, or else its cores.
+
+    >>> threads_given() >= 1
+    True
+    """
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    if named.isdigit() and int(named) > 0:
+        return int(named)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

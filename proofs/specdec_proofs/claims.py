@@ -4,7 +4,7 @@
 one line of ``ROOMS``: a function that yields name, gate and measurement. What a long run adds beyond fixed sizes is in ``deep``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from specdec_proofs import exact, exact_rules, killed, sampled, sequential
@@ -43,13 +43,14 @@ ROOMS = (
 )
 
 
-def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim] = ()) -> Iterator[Claim]:
+def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim] = (), more: Sequence[Room] = ()) -> Iterator[Claim]:
     """Checks claim after claim and yields each when it is settled, in reading order; whoever stops listening stops the work.
 
     Args:
         level: one of ``LEVELS``.
         progress: called with the name of each claim before it is checked.
         settled: claims of an earlier run of the same program; they are yielded as they are.
+        more: rooms besides ``ROOMS``, for claims about things that are given from outside, such as a model.
 
     Raises:
         ValueError: an unknown level.
@@ -59,7 +60,7 @@ def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim
     ('algorithm: law of token verification is p', 0.0, True, 'exact')
     """
     known = {(claim.family, claim.name): claim for claim in settled}
-    for room in _rooms(level):
+    for room in _rooms(level, more):
         for name, gate, measurement in room.claims():
             if (room.name, name) in known:
                 yield known[room.name, name]
@@ -71,13 +72,13 @@ def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim
             yield claim
 
 
-def count(level: str = QUICK) -> int:
+def count(level: str = QUICK, more: Sequence[Room] = ()) -> int:
     """How many claims ``run`` checks at a level.
 
     >>> count(QUICK) < count(DEFAULT) <= count(DEEP)
     True
     """
-    return sum(1 for room in _rooms(level) for _ in room.claims())
+    return sum(1 for room in _rooms(level, more) for _ in room.claims())
 
 
 def quick(progress: Say | None = None) -> list[Claim]:
@@ -89,7 +90,7 @@ def quick(progress: Say | None = None) -> list[Claim]:
     return list(run(QUICK, progress))
 
 
-def _rooms(level: str) -> tuple[Room, ...]:
+def _rooms(level: str, more: Sequence[Room] = ()) -> tuple[Room, ...]:
     if level not in LEVELS:
         raise ValueError(f"level is {level!r}; expected one of {', '.join(LEVELS)}")
-    return tuple(room for room in ROOMS if LEVELS.index(room.level) <= LEVELS.index(level))
+    return tuple(room for room in (*ROOMS, *more) if LEVELS.index(room.level) <= LEVELS.index(level))

@@ -6,6 +6,7 @@ tokens must be the reference's, and wherever a pass computes the logits after a 
 on a branch that is rejected later, they must have the reference's bits.
 """
 
+import functools
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,12 @@ from specdec_fn.random import fold_in, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Proposer, proposers, verifiers
 from specdec_fn.typing import Tensor
+from specdec_proofs.claim import Figure, every_thread
 
-__all__ = ["PROPOSERS", "Case", "Reference", "Seen", "cases", "compare", "reference"]
+__all__ = ["PROPOSERS", "Case", "Reference", "Seen", "cases", "claims", "compare", "reference"]
 
 PROPOSERS = ("none", "ngram", "right", "wrong", "random", "ngram_tree")
+Task = tuple[str, str, Callable[[], Figure]]
 CONTROLS = {"coupled": SamplingParams(), "greedy": SamplingParams(temperature=0)}.items()
 
 
@@ -72,6 +75,39 @@ def cases(ks: Sequence[int] = (1, 3, 5, 8), batches: Sequence[int] = (1, 4)) -> 
             for proposer in PROPOSERS:
                 for k in ks if proposer != "none" else (0,):
                     yield Case(verifier, proposer, k, batch)
+
+
+def claims(model: Callable[[], Model], prompts: Callable[[], Sequence[Sequence[int]]], count: int, seed: int = 0) -> Iterator[Task]:
+    """One claim for each case: name, gate, measurement. The model is asked for once, when the first claim is measured.
+
+    Args:
+        model, prompts: give the target and the ids of its prompts.
+        count: tokens after each prompt.
+
+    >>> import torch
+    >>> from specdec_fn.models import toy
+    >>> listed = list(claims(lambda: toy.bigram(torch.eye(3).roll(1, dims=1)), lambda: [[0], [1]], 5))
+    >>> listed[0][0], listed[5][2]().passed
+    ('one sequence: coupled, none, K=0, batch 1', True)
+    """
+    target, ids = functools.cache(model), functools.cache(prompts)
+
+    @functools.cache
+    def references(verifier: str) -> list[Reference]:
+        return [reference(target(), prompt, count, verifier, seed) for prompt in ids()]
+
+    def measured(case: Case) -> Callable[[], Figure]:
+        def measurement() -> Figure:
+            with every_thread():
+                seen = compare(target(), references(case.verifier), case, seed)
+            other = seen.other_tokens + seen.other_rows
+            detail = f"{seen.tokens:,} tokens of {len(ids())} prompts in {seen.passes:,} passes; {seen.rows:,} rows of logits compared bit by bit"
+            return Figure(float(other), other == 0, detail)
+
+        return measurement
+
+    for case in cases():
+        yield f"one sequence: {case.verifier}, {case.proposer}, K={case.k}, batch {case.batch}", "tokens and logits that differ == 0", measured(case)
 
 
 def reference(model: Model, prompt: Sequence[int], count: int, verifier: str, seed: int = 0) -> Reference:

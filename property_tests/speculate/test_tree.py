@@ -58,8 +58,18 @@ def test_merged_candidates_share_their_beginnings_and_nothing_is_made_up(chains,
     assert len(set(paths)) == len(paths)  # each beginning once
     assert set(paths) <= beginnings
     assert count == min(k, len(beginnings))
-    assert merged.tokens.shape == (k,)
+    assert merged.tokens[count:].tolist() == merged.parents[count:].tolist() == [-1] * (k - count)
+    assert merged.tokens.dtype == merged.parents.dtype == merged.length.dtype == torch.int64
     assert merged.probs is None
+
+
+def test_what_follows_from_parents_lies_where_they_lie():
+    """On the meta device, which mixes with no CPU tensor."""
+    parents = torch.zeros(4, dtype=torch.int64, device="meta")
+    drafted = Draft(parents, None, parents.sum())
+    for made in (tree.ancestors(parents), tree.depths(parents), tree.mask(parents), tree.positions(parents, 3), tree.parents_of(drafted)):
+        assert made.device.type == "meta"
+    assert postorder(parents, parents == 0).device.type == "meta"
 
 
 def test_merge_refuses_a_negative_size():

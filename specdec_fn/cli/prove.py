@@ -1,6 +1,7 @@
 """``specdec prove``: the claims of exactness, each with its figure and its gate."""
 
 import datetime
+import functools
 import json
 import os
 import sys
@@ -57,12 +58,15 @@ def prove(
     exhibits: list[Any] = []
     with _Watch("proving") as watch:
         try:
-            total = claims.count(level)
-            for claim in claims.run(level, lambda name: watch.say(f"{len(found)} of {total} claims checked; {name}"), run.claims if run else ()):
+            more = (claims.Room("one sequence", claims.DEEP, _one_sequence, "One sequence a seed, whatever is drafted: the embedded model"),)
+            total = claims.count(level, more)
+            say = lambda name: watch.say(f"{len(found)} of {total} claims checked; {name}")  # noqa: E731
+            for claim in claims.run(level, say, run.claims if run else (), more):
                 found.append(claim)
+                if run is not None:
+                    run = run._replace(claims=tuple(found))
+                    _keep(run, state)
             if run is not None:
-                run = run._replace(claims=tuple(found))
-                _keep(run, state)
                 end = None if hours is None else run.seconds + hours * 3600
                 count = rounds or (ROUNDS if hours is None else sys.maxsize)
                 for after in rounds_of(run, count, processes or _cores(), watch.say):
@@ -172,6 +176,20 @@ def _keep(run: "State", path: Path | None) -> None:
         from specdec_proofs import deep_state
 
         deep_state.save(run, path)
+
+
+def _one_sequence() -> Any:
+    """The claims about the embedded model and the prompts of the measurements."""
+    from specdec_fn.cli.prompts import read
+    from specdec_fn.load import load
+    from specdec_proofs import one_sequence
+
+    loaded = functools.cache(lambda: load("smollm2-135m"))
+
+    def prompts() -> list[list[int]]:
+        return [loaded()[1].chat([{"role": "user", "content": prompt.text}]) for prompt in (*read("quoting"), *read("prose"))]
+
+    return one_sequence.claims(lambda: loaded()[0], prompts, 128)
 
 
 def _cores() -> int:

@@ -16,7 +16,7 @@ from specdec_fn.random import Key, bits, fold_in
 from specdec_fn.speculate.tape import RACE
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Race", "noise", "tape", "winner"]
+__all__ = ["Race", "exponential", "noise", "tape", "winner"]
 
 HALF = 1 << 32
 
@@ -47,9 +47,24 @@ def noise(key: Key, position: int | Int[Tensor, "..."], vocab_size: int, dtype: 
     >>> rows.shape, rows[1].equal(noise(key(1), 5, 1000)), bool((rows > 0).all())
     (torch.Size([2, 1000]), True, True)
     """
-    words = bits(fold_in(fold_in(key, RACE), position), (vocab_size,), width=64)
+    return exponential(bits(fold_in(fold_in(key, RACE), position), (vocab_size,), width=64), dtype)
+
+
+def exponential(words: Int[Tensor, "..."], dtype: torch.dtype = torch.float64) -> Float[Tensor, "..."]:
+    """The exponential numbers of 64-bit words: -log(1 - u) with u = (k + 1/2) 2**-64, which grows with the word k.
+
+    Args:
+        words: int64, all 64 bits of each in use (two's complement).
+        dtype: of the result; the numbers are made in float64.
+
+    Returns:
+        Positive numbers; infinity where u rounds to 1, which has probability 2**-54.
+
+    >>> exponential(torch.tensor([0, 2**62, -1]))  # the words 0, 2**62 and 2**64 - 1
+    tensor([2.7105e-20, 2.8768e-01,        inf], dtype=torch.float64)
+    """
     high, low = ((words >> 32) & (HALF - 1)).to(torch.float64), (words & (HALF - 1)).to(torch.float64)
-    # In place, on numbers that nobody else holds: (high 2**-32 + (low + 1/2) 2**-64), then -log1p of its negative.
+    # In place, on numbers that nobody else holds: u = high 2**-32 + (low + 1/2) 2**-64, then -log1p(-u).
     uniform = high.mul_(2.0**-32).add_(low.add_(0.5).mul_(2.0**-64))
     return uniform.neg_().log1p_().neg_().to(dtype)
 
