@@ -107,7 +107,7 @@ def test_a_bad_prompt_is_refused(specdec: Specdec, tiny: Path, tmp_path: Path) -
 
 
 def test_a_bad_command_is_refused(specdec: Specdec) -> None:
-    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, prove, demo, bench")
+    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, prove, audit, demo, bench")
     refused(specdec("bench", "everything"), "'everything'", "quoting, prose")
     refused(specdec("generate"), "'prompt'")
     refused(specdec("prove", "--quick", "--deep"), "--quick", "--deep")

@@ -153,3 +153,24 @@ def test_every_lossless_rule_generates_with_the_named_proposers(name):
         done = generate(MODEL, [1, 2, 3, 1, 2, 3, 1, 2], proposer=proposer, verifier=name, max_tokens=20, seed=4)
         assert len(done.tokens) == done.stats.emitted == 20
         assert done.stats.accepted <= done.stats.proposed
+
+
+def test_kinds_and_counts_on_trees_are_by_depth():
+    """What follows a leaf is a bonus, what follows a node with children is recovered; a place in the draft is a depth."""
+    from specdec_fn.engine.generation import Stats, add_pass
+
+    prompt = [3, 1, 4, 1, 5]
+    alone = list(cached(MODEL, key(0), law(GREEDY), prompt, 12))
+    drafting = forest(2, tuple(alone), len(prompt))
+    passes = list(speculative(MODEL, key(0), law(GREEDY), prompt, 12, drafting, verifiers["greedy"], 7))
+    assert passes[0].kinds == ["accepted", "accepted", "bonus"]
+    assert passes[0].proposed == 7
+    assert passes[0].depth == 3
+    stats = Stats()
+    for one in passes:
+        stats = add_pass(stats, one)
+    assert len(stats.per_position) == 3
+    assert [kept for _, kept in stats.per_position][2] == 0
+    assert sum(kept for _, kept in stats.per_position) == stats.accepted
+    wrong = list(speculative(MODEL, key(0), law(GREEDY), prompt, 12, forest(2), verifiers["greedy"], 2))
+    assert wrong[0].kinds == ["recovered"]

@@ -17,6 +17,7 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="A system message to begin with.")] = None,
     proposer: o.ProposerName = "ngram",
     verifier: o.VerifierName = "token",
+    lossy: o.Lossy = False,
     k: o.K = 5,
     seed: o.Seed = 0,
     max_tokens: o.MaxTokens = 256,
@@ -36,6 +37,7 @@ def chat(
     from specdec_fn.doors import generate as door
 
     sampling = o.sampling_of(temperature, top_k, top_p, min_p, 1.0, repetition_penalty, 0.0, 0.0, None, None, None, 0)
+    rule = o.verifier_of(verifier, lossy)
     target, tokenizer = o.load_model(model)
     console = Console()
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -62,7 +64,7 @@ def chat(
                 seed=seed + turn,
                 sampling=sampling,
                 proposer=None if proposer == "none" else proposer,
-                verifier=verifier,
+                verifier=rule,
                 k=k,
                 max_tokens=max_tokens,
                 stop=stop or (),

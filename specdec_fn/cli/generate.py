@@ -17,6 +17,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Take the prompt as a user's message, through the model's chat template.")] = False,
     proposer: o.ProposerName = "ngram",
     verifier: o.VerifierName = "token",
+    lossy: o.Lossy = False,
     k: o.K = 5,
     seed: o.Seed = 0,
     max_tokens: o.MaxTokens = 128,
@@ -58,6 +59,7 @@ def generate(
     from specdec_fn.doors import generate as door
 
     text = sys.stdin.read() if prompt == "-" else prompt
+    rule = o.verifier_of(verifier, lossy)
     target, tokenizer = o.load_model(model)
     ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
     painter = Painter(Console(), tokenizer, ids)
@@ -77,7 +79,7 @@ def generate(
             seed=seed,
             sampling=sampling,
             proposer=None if proposer == "none" else proposer,
-            verifier=verifier,
+            verifier=rule,
             k=k,
             max_tokens=max_tokens,
             stop=stop or (),

@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "K",
     "LogitBias",
+    "Lossy",
     "MaxTokens",
     "MinP",
     "MinTokens",
@@ -31,11 +32,20 @@ __all__ = [
     "VerifierName",
     "load_model",
     "sampling_of",
+    "verifier_of",
 ]
 
 ModelName = Annotated[str, typer.Option("--model", help="An embedded name, a GGUF file, or a folder of safetensors.")]
-ProposerName = Annotated[str, typer.Option("--proposer", help="Who drafts: ngram, or none for plain decoding.")]
-VerifierName = Annotated[str, typer.Option("--verifier", help="The rule that keeps or repairs drafts: token, or greedy (temperature 0).")]
+ProposerName = Annotated[str, typer.Option("--proposer", help="Who drafts: ngram, ngram_tree (for verifiers of trees), or none.")]
+VerifierName = Annotated[
+    str,
+    typer.Option(
+        "--verifier",
+        help="The rule that keeps or repairs drafts: token, block, coupled, multi_draft, multi_draft_without_replacement, k_seq, tree, traversal; "
+        "greedy (temperature 0); with --lossy also typical, lenient.",
+    ),
+]
+Lossy = Annotated[bool, typer.Option("--lossy", help="Allow a verifier that does not keep the target's law; its bias is known exactly.")]
 K = Annotated[int, typer.Option("--k", help="Most drafted tokens of a pass.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the request.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens to emit.")]
@@ -87,6 +97,18 @@ def sampling_of(
         allowed_ids=None if allowed_ids is None else _parse("--allowed-ids", allowed_ids, "ids such as 5,7", _ids),
         min_tokens=min_tokens,
     )
+
+
+def verifier_of(name: str, lossy: bool) -> Any:
+    """The verifier of a name: the value itself where ``--lossy`` says that its bias is accepted, else the name for the doors to judge."""
+    from specdec_fn.speculate import verifiers
+
+    rule = verifiers.all.get(name)
+    if lossy and rule is not None:
+        return rule
+    if rule is not None and not rule.lossless:
+        raise ValueError(f"--verifier is {name!r}, which does not keep the target's law; expected a lossless one, or --lossy as well")
+    return name
 
 
 def load_model(name: str) -> tuple[Any, Any]:

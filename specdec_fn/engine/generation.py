@@ -12,15 +12,17 @@ class Pass(NamedTuple):
 
     Attributes:
         tokens: emitted ids.
-        kinds: for each, "accepted", "recovered" (from the residual), "bonus" (all drafts were kept) or "plain" (nothing was drafted).
+        kinds: for each, "accepted", "recovered" (from the residual), "bonus" (nothing was drafted behind it) or "plain" (nothing was drafted).
         logprobs: for each, the log softmax of the unprocessed logits at its prefix, in nats.
-        proposed: drafted tokens that were verified.
+        proposed: drafted tokens that were verified; the nodes, if the draft was a tree.
+        depth: the most of them that one path could keep; None where that is all of them.
     """
 
     tokens: list[int]
     kinds: list[str]
     logprobs: list[float]
     proposed: int
+    depth: int | None = None
 
 
 class Piece(NamedTuple):
@@ -44,7 +46,7 @@ class Stats(NamedTuple):
     Attributes:
         passes: target forwards after the prefill.
         proposed, accepted, emitted: tokens.
-        per_position: ``(proposed, accepted)`` for each place in the draft.
+        per_position: ``(passes that drafted so far, passes that kept it)`` for each place in the draft, in a tree for each depth.
         seconds: wall time by part: prefill, propose, forward, verify (laws, decision and log-probabilities), text; empty without a clock.
     """
 
@@ -91,9 +93,10 @@ def add_pass(stats: Stats, one: Pass) -> Stats:
     ((1, 1), (1, 0), (1, 0))
     """
     accepted = sum(kind == "accepted" for kind in one.kinds)
-    places = max(len(stats.per_position), one.proposed)
+    depth = one.proposed if one.depth is None else one.depth
+    places = max(len(stats.per_position), depth)
     padded = stats.per_position + ((0, 0),) * (places - len(stats.per_position))
-    counted = tuple((seen + (i < one.proposed), kept + (i < accepted)) for i, (seen, kept) in enumerate(padded))
+    counted = tuple((seen + (i < depth), kept + (i < accepted)) for i, (seen, kept) in enumerate(padded))
     return stats._replace(
         passes=stats.passes + 1,
         proposed=stats.proposed + one.proposed,

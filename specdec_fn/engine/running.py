@@ -15,7 +15,7 @@ from specdec_fn.engine.law import Law
 from specdec_fn.kv import branching, dense
 from specdec_fn.pytree import donates
 from specdec_fn.random import Key
-from specdec_fn.speculate import Draft, Proposer, Verifier, tree
+from specdec_fn.speculate import Draft, Proposer, Verdict, Verifier, tree
 from specdec_fn.speculate.draft import first
 from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Int, Tensor
@@ -127,7 +127,7 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     emitted = verdict.tokens[: accepted + 1].tolist()
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
-    one = _pass(emitted[:-1] if lawless else emitted, accepted, len(ids), logits[kept])
+    one = _pass(emitted[:-1] if lawless else emitted, draft, verdict, logits[kept])
     return run._replace(tokens=(*run.tokens, *one.tokens), kv=branching.keep(kv, kept), lawless=lawless), one
 
 
@@ -140,9 +140,12 @@ def no_law(run: Running) -> str:
     return f"the logits for position {len(run.tokens)} hold NaN or allow no token; expected a finite logit that the controls allow"
 
 
-def _pass(emitted: Sequence[int], accepted: int, proposed: int, logits: Float[Tensor, "kept vocab"]) -> Pass:
-    last = "plain" if not proposed else "bonus" if accepted == proposed else "recovered"
-    kinds = (["accepted"] * accepted + [last])[: len(emitted)]
+def _pass(emitted: Sequence[int], draft: Draft, verdict: Verdict, logits: Float[Tensor, "kept vocab"]) -> Pass:
+    parents, proposed, accepted = tree.parents_of(draft), draft.tokens.shape[0], int(verdict.accepted)
+    last = int(verdict.path[accepted - 1]) if accepted else -1
+    final = "plain" if not proposed else "recovered" if (parents == last).any() else "bonus"
+    kinds = (["accepted"] * accepted + [final])[: len(emitted)]
     kept = logits[: len(emitted)].to(torch.float64)
     chosen = kept[torch.arange(len(emitted)), torch.tensor(emitted, dtype=torch.int64)]
-    return Pass(list(emitted), kinds, (chosen - kept.logsumexp(-1)).tolist(), proposed)
+    depth = None if draft.parents is None else int(tree.depths(parents).amax()) if proposed else 0
+    return Pass(list(emitted), kinds, (chosen - kept.logsumexp(-1)).tolist(), proposed, depth)
