@@ -8,7 +8,7 @@ WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(8, len(os.sched_getaffinit
 # Shapes and types of every call are checked while the tests run, by an import hook; the sources carry no decorator.
 SHAPES := specdec_fn.speculate,specdec_fn.kv,specdec_fn.models,specdec_kernels,beartype.beartype
 
-.PHONY: demo test check deep clean
+.PHONY: demo test check deep mutate clean
 
 demo: $(VENV)/.core ## set up and run the main job
 	@$(BIN)/specdec demo
@@ -29,6 +29,12 @@ check: $(VENV)/.tools ## style, types, imports go down only, no __init__.py in a
 deep: $(VENV)/.tools ## the long proofs and the deep property tests
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n $(WORKERS) --doctest-modules
 	@$(BIN)/specdec prove --deep
+
+mutate: $(VENV)/.tools ## mutation testing of the verifier rooms, in a copy of the tree (docs/mutation.md)
+	@rm -rf build/mutation && mkdir -p build/mutation
+	@git ls-files --cached --others --exclude-standard | tar cf - -T - | tar xf - -C build/mutation
+	@cd build/mutation && OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=ci ../../$(BIN)/mutmut run --max-children $(WORKERS)
+	@cd build/mutation && ../../$(BIN)/mutmut results
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache dist build

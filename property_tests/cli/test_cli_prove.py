@@ -30,12 +30,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The fixed claims are one that holds; what they are asked for is written down, with how many were settled before."""
     seen: list[tuple[str, int]] = []
 
-    def run(level: str, progress: Any = None, settled: tuple[Claim, ...] = ()) -> Iterator[Claim]:
+    def run(level: str, progress: Any = None, settled: tuple[Claim, ...] = (), more: Any = ()) -> Iterator[Claim]:
         seen.append((level, len(settled)))
         return iter([claim(True)])
 
     monkeypatch.setattr(claims, "run", run)
-    monkeypatch.setattr(claims, "count", lambda level: 1)
+    monkeypatch.setattr(claims, "count", lambda level, more=(): 1)
     return seen
 
 
@@ -185,7 +185,7 @@ def test_a_report_is_written(specdec: Specdec, asked: list[Any], monkeypatch: py
 
 
 def test_lines_now_and_then_where_stderr_is_no_terminal(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(level: str, progress: Any, settled: Any) -> Iterator[Claim]:
+    def run(level: str, progress: Any, settled: Any, more: Any) -> Iterator[Claim]:
         progress("the first")
         yield claim(True)
 

@@ -2,9 +2,12 @@
 
 import typer
 
+from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.equality import equality
+from specdec_fn.cli.bench.invariant import invariant
 from specdec_fn.cli.bench.overhead import overhead
 from specdec_fn.cli.bench.peer import transformers
+from specdec_fn.cli.bench.rounds import rounds
 from specdec_fn.cli.bench.speedup import prose, quoting
 
 __all__ = ["app"]
@@ -15,3 +18,6 @@ app.command()(prose)
 app.command()(overhead)
 app.command()(equality)
 app.command()(transformers)
+app.command()(rounds)
+app.command()(coupled)
+app.command()(invariant)
