@@ -26,7 +26,7 @@ from specdec_proofs.sample import cells
 from specdec_proofs.suspects import Suspect, SuspectError
 from specdec_proofs.worlds import World, chain_reference, cold, mixed_tables, softmax
 
-__all__ = ["Audit", "Finding", "mutants", "run", "worlds"]
+__all__ = ["Audit", "Finding", "mutants", "run", "sampled", "worlds"]
 
 GATES = ((torch.float32, 1e-6), (torch.float64, 1e-14))
 LEAST = 1000  # rounds: below it nothing can be seen at level 1e-6
@@ -129,7 +129,7 @@ def run(suspect: Suspect, rounds: int = 30_000, seed: int = 0, progress: Say | N
     tested: list[tuple[Claim, Finding]] = []
     for number, world in enumerate(worlds(suspect.greedy)):
         with one_thread():
-            tested.append(_sampled(suspect, world, rounds, seed + 1000 * number, lifted, say))
+            tested.append(sampled(suspect, world, rounds, seed + 1000 * number, lifted, say))
         yield _with(state, tested)
     state = _with(state, tested, final=True)
     if not state.passed:
@@ -165,7 +165,7 @@ def mutants(suspect: Suspect, rounds: int = 30_000, seed: int = 0, progress: Say
         yield Claim(f"mutant, {mutant.name}: exact TV", float(measured.tv), f"> {GATES[0][1]:g}", killed, detail, took)
         say(f"mutant {mutant.name}: statistics")
         with one_thread():
-            claim, _ = _sampled(mutant, world, rounds, seed + 1000 * number, False, say)
+            claim, _ = sampled(mutant, world, rounds, seed + 1000 * number, False, say)
         yield claim._replace(name=f"mutant, {mutant.name}: statistics", gate=f"p <= {ALPHA:g}", passed=claim.figure <= ALPHA)
 
 
@@ -230,7 +230,18 @@ def _edges(state: Audit, suspect: Suspect) -> Audit:
     return state._replace(claims=(*state.claims, *claims))
 
 
-def _sampled(suspect: Suspect, world: World, rounds: int, seed: int, lifted: bool, say: Say) -> tuple[Claim, Finding]:
+def sampled(suspect: Suspect, world: World, rounds: int, seed: int, lifted: bool = False, say: Say = lambda line: None) -> tuple[Claim, Finding]:
+    """The statistics of one world: the joint law of the completed sequences, with what the test can see.
+
+    Args:
+        rounds, seed: how many, and their seed.
+        lifted: whether the suspect is a verifier that can be run on all rounds at once.
+        say: called with a line now and then.
+
+    >>> from specdec_proofs.suspects import find
+    >>> sampled(find("token"), worlds()[0], 2000, 0, lifted=True)[0].passed
+    True
+    """
     started, tests, p = time.perf_counter(), len(worlds()), _target(world)
     say(f"{rounds:,} rounds on {world.name}")
     once = lifted and suspect.decide is not None
