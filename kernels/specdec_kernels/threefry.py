@@ -38,8 +38,9 @@ def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> 
     >>> [hex(int(word)) for word in threefry2x32(zero, zero, zero, zero)]  # Random123's first known answer
     ['0x6b200159', '0x99ba4efe']
     """
-    words = _encrypt(*(word.to(torch.int32) for word in (key0, key1, count0, count1)), add, _rotate_signed)
-    return words[0].to(torch.int64) & MASK, words[1].to(torch.int64) & MASK
+    k0, k1, c0, c1 = (word.to(torch.int32) for word in (key0, key1, count0, count1))
+    word0, word1 = _encrypt(k0, k1, c0, c1, add, _rotate_signed)
+    return word0.to(torch.int64) & MASK, word1.to(torch.int64) & MASK
 
 
 def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[int, int]:

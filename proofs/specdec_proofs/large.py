@@ -147,12 +147,12 @@ def tail_mass(gap: float, noise_of: Map | None = None, tail: int = TAIL) -> floa
     >>> [round(tail_mass(16, noise_of), 4) for noise_of in (None, coarse)]
     [0.0166, 0.0126]
     """
-    heads = (np.arange(NODES) + 0.5) * (FAR / NODES)
+    heads = (np.arange(NODES, dtype=np.float64) + 0.5) * (FAR / NODES)
     wins = -np.expm1(-heads * math.exp(-gap)) if noise_of is None else _winning_share(heads, gap, noise_of)
     return float((-np.expm1(tail * np.log1p(-wins)) * np.exp(-heads)).sum() * (FAR / NODES))
 
 
-def _winning_share(heads: NDArray[np.float64], gap: float, noise_of: Map) -> NDArray[np.float64]:
+def _winning_share(heads: NDArray[Any], gap: float, noise_of: Map) -> NDArray[np.float64]:
     """Share of the 2**64 words with which a tail token beats a head of each number."""
     probs = torch.tensor([1.0, math.exp(-gap)], dtype=torch.float64)
     race, numbers = torch.func.vmap(winner, in_dims=(0, None)), torch.from_numpy(heads)
@@ -208,7 +208,7 @@ def _drawn_tails(n: int, number: int) -> Callable[[], Figure]:
             drawn = torch.func.vmap(shipped_draw, in_dims=(0, None))(uniforms, row)
             counts.append(int((drawn > 0).sum()))
             impossible += int(((drawn < 0) | (drawn > TAIL)).sum())
-        return _events(counts, n, impossible, "24-bit tail mass")
+        return _events(counts, n, impossible, "tail masses of a 24-bit race")
 
     return measurement
 
@@ -233,7 +233,7 @@ def _raced_tails(noise_of: Map, n: int, number: int) -> Callable[[], Figure]:
         counts = []
         for i, gap in enumerate(GAPS):
             head, tail = random.split(random.fold_in(_key(number), i))
-            # The least of W uniform words: below x with probability 1 - (1 - x)**W. It has the least number, since numbers grow with their words.
+            # The least of W uniform words is below x with probability 1 - (1 - x)**W, and it has the least number: numbers grow with their words.
             least = -torch.expm1(torch.log1p(-random.uniform(tail, (n,))) / TAIL) * 2.0**64
             numbers = torch.stack([exponential(random.bits(head, (n,), 64)), noise_of(least.to(torch.int64))], 1)
             won = torch.func.vmap(winner, in_dims=(0, None))(numbers, torch.tensor([1.0, math.exp(-gap)], dtype=torch.float64))
@@ -246,14 +246,18 @@ def _raced_tails(noise_of: Map, n: int, number: int) -> Callable[[], Figure]:
 
 def _raced_rows(n: int, number: int) -> Callable[[], Figure]:
     def measurement() -> Figure:
-        rows, counts, impossible = [_head_and_tail(gap) for gap in GAPS], [0] * len(GAPS), 0
+        rows, counts, impossible, differ = [_head_and_tail(gap) for gap in GAPS], [0] * len(GAPS), 0, 0
         for position in range(0, n, 4):
             numbers = noise(_key(number), torch.arange(position, min(position + 4, n)), VOCAB)
+            reduced = torch.stack([numbers[:, 0], numbers[:, 1 : TAIL + 1].amin(1)], 1)
             for i, row in enumerate(rows):
                 won = torch.func.vmap(winner, in_dims=(0, None))(numbers, row)
                 counts[i] += int((won > 0).sum())
                 impossible += int(((won < 0) | (won > TAIL)).sum())
-        return _events(counts, n, impossible, "24-bit race")
+                differ += int(((won > 0) != (torch.func.vmap(winner, in_dims=(0, None))(reduced, row[:2]) > 0)).sum())
+        figure = _events(counts, n, impossible, "24-bit race")
+        reduction = f"; {differ} of {n * len(GAPS):,} winners differ from the race of the head against the least of the tail"
+        return figure._replace(passed=figure.passed and not differ, detail=figure.detail + reduction)
 
     return measurement
 
@@ -280,9 +284,9 @@ def _six() -> Tensor:
 def _first_tokens(n: int, number: int) -> Callable[[], Figure]:
     def measurement() -> Figure:
         keys, p = random.split(_key(number), n), _six()
-        tapes = torch.func.vmap(lambda key: verifiers["coupled"].tape(key, 1, len(p), position=9))(keys)
+        tapes = torch.func.vmap(lambda key: verifiers.coupled.tape(key, 1, len(p), position=9))(keys)
         draft = Draft(torch.zeros(n, 1, dtype=torch.int64), None, torch.ones(n, dtype=torch.int64))
-        tokens = batched(verifiers["coupled"].decide)(tapes, p.expand(n, 2, -1), draft).tokens[:, 0]
+        tokens = batched(verifiers.coupled.decide)(tapes, p.expand(n, 2, -1), draft).tokens[:, 0]
         return _fits(np.bincount(tokens.numpy(), minlength=len(p)), p.numpy(), n)
 
     return measurement
@@ -291,9 +295,9 @@ def _first_tokens(n: int, number: int) -> Callable[[], Figure]:
 def _consecutive_tokens(n: int, number: int) -> Callable[[], Figure]:
     def measurement() -> Figure:
         p, vocab = _six(), len(_six())
-        numbers = verifiers["coupled"].tape(_key(number), n - 1, vocab, position=1).noise
+        numbers = verifiers.coupled.tape(_key(number), n - 1, vocab, position=1).noise
         draft = Draft(torch.zeros(n, 0, dtype=torch.int64), None, torch.zeros(n, dtype=torch.int64))
-        tokens = batched(verifiers["coupled"].decide)(Race(numbers[:, None]), p.expand(n, 1, -1), draft).tokens[:, 0]
+        tokens = batched(verifiers.coupled.decide)(Race(numbers[:, None]), p.expand(n, 1, -1), draft).tokens[:, 0]
         pairs = tokens[0::2] * vocab + tokens[1::2]
         return _fits(np.bincount(pairs.numpy(), minlength=vocab**2), np.outer(p, p).ravel(), n // 2)
 

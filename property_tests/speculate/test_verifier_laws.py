@@ -201,6 +201,21 @@ def test_padding_is_not_taken_even_where_it_holds_what_the_target_wants(name: st
                 assert verdict.tokens.tolist() == [1] * (length + 1) + [-1] * (3 - length)
 
 
+@pytest.mark.parametrize("name", [name for name, rule in verifiers.items() if rule.trees])
+def test_the_parents_of_padding_may_be_anything(name: str) -> None:
+    """Past the length stand parents that are no nodes; what is decided about the two siblings before them is the same."""
+    laws = torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0], [math.nan] * 2, [math.nan] * 2], dtype=torch.float64)
+    probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [math.nan] * 2, [math.nan] * 2], dtype=torch.float64)
+    for u, soft in itertools.product((0.0, 0.7, 0.9), (False, True)):
+        noise = Race(torch.ones(5, 2, dtype=torch.float64)) if name == "coupled" else Tape(laws.new_full((4,), u), laws.new_tensor(0.5))
+        told = []
+        for padding in ([-1, -1], [2, 99], [-7, -2], [3, 4], [0, 1]):
+            parents = torch.tensor([-1, -1, *padding])
+            told.append(decide_of(name)(noise, laws, Draft(torch.tensor([0, 1, -1, -1]), probs if soft else None, torch.tensor(2), parents)))
+        for other in told[1:]:
+            assert all(a.equal(b) for a, b in zip(told[0], other, strict=True))
+
+
 @pytest.mark.parametrize("name", sorted(verifiers))
 def test_a_token_that_neither_law_holds_is_never_accepted(name: str) -> None:
     """Drafted at q = p = 0, against the contract: the pass ends there, at u = 0 and at every other; what follows it saves nothing."""

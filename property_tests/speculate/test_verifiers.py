@@ -384,3 +384,23 @@ def test_a_float32_softmax_over_a_large_vocabulary_is_a_law():
     assert int(verifiers["token"].verify(key(0), laws, chain([5, 7], 2)).emitted) >= 1
     with pytest.raises(ValueError, match=r"target_probs\[1\] sums to"):
         verifiers["token"].verify(key(0), laws * torch.tensor([[1.0], [1.001], [1.0]]), chain([5, 7], 2))
+
+
+@pytest.mark.parametrize("name", ["tree", "multi_draft", "multi_draft_without_replacement", "k_seq"])
+def test_a_refused_sibling_is_taken_out_before_the_next_is_tried(name):
+    """D8: p = (.5, .3, .2), siblings 1 then 2: 1 with .3, else 2 with 2/7, else 0, so that each comes out with its own probability."""
+    laws = rows([0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    siblings = Draft(torch.tensor([1, 2]), None, torch.tensor(2), torch.tensor([-1, -1]))
+    for first, second, expected in ((0.29, 0.9, 1), (0.31, 0.28, 2), (0.31, 0.29, 0)):  # 2/7 = .2857
+        assert decide(name, [first, second], 0.999, laws, siblings)[0] == expected
+
+
+def test_noise_at_its_ends_makes_no_nan_win_and_nothing_impossible():
+    """D14: noise of 0 or infinity, on tokens that may come and on tokens that may not."""
+    p, rule = rows([0.0, 1.0, 0.0]), verifiers["coupled"]
+    for noise in ([0.0, 0.5, 1.0], [0.0, 0.0, 0.0], [0.0, math.inf, 0.5], [math.inf] * 3):
+        assert rule.decide(Race(rows(noise)), p, chain([], 0)).tokens.tolist() == [1]
+    both = rows([0.5, 0.5, 0.0])
+    assert rule.decide(Race(rows([math.inf, math.inf, 0.0])), both, chain([], 0)).tokens.tolist() == [0]
+    drawn = rule.tape(key(3), 1, 4096, position=9).noise
+    assert ((drawn > 0) & (drawn < math.inf)).all()

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +19,7 @@ GATE = 0.2  # of a pass, compiled
 def coupled(
     model: o.ModelName = "smollm2-135m",
     k: o.K = 5,
-    backend: Annotated[str, typer.Option("--backend", help="Of torch.compile: inductor builds with a C++ compiler, aot_eager builds nothing.")] = "inductor",
+    backend: Annotated[str, typer.Option("--backend", help="Of torch.compile: inductor (needs a C++ compiler) or eager.")] = "inductor",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each, in turns.")] = 15,
     json_: o.Json = False,
 ) -> int:
@@ -46,12 +48,16 @@ def coupled(
         return random.bits(random.Key(words), (vocab,), width=64)
 
     compiled = torch.compile(numbers, backend=backend, fullgraph=True, dynamic=False)
+
+    def addressed(count: int) -> Any:
+        return compiled(address(count))
+
     seconds: dict[int, float] = {}
-    found = []
+    found: list[dict[str, Any]] = []
     with Status("compiling") as status:
         for count in dict.fromkeys((k + 1, 1)):
             start = time.perf_counter()
-            compiled(address(count))
+            addressed(count)
             seconds[count] = time.perf_counter() - start
         words = address(k + 1)
         same_integers = torch.equal(torch.compile(integers, backend=backend, fullgraph=True, dynamic=False)(words), integers(words))
@@ -59,10 +65,10 @@ def coupled(
         same_noise = torch.equal(compiled(words), drawn)
         for count in seconds:
             status.say(f"noise of {count} rows")
-            jobs = {
+            jobs: dict[str, Callable[[], Any]] = {
                 "pass": target_pass(target, count),
-                "eager": lambda count=count: race.tape(key, count - 1, vocab, position=128),
-                "compiled": lambda count=count: compiled(address(count)),
+                "eager": partial(race.tape, key, count - 1, vocab, position=128),
+                "compiled": partial(addressed, count),
             }
             times = in_turns(jobs, repeats)
             shares = {name: [own / whole for own, whole in zip(times[name], times["pass"], strict=True)] for name in ("eager", "compiled")}

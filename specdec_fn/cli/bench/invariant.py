@@ -1,7 +1,7 @@
 """``specdec bench invariant``: what logits cost whose bits do not depend on the rows of a pass."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def invariant(
     counts = _counts(rows)
     target, _ = o.load_model(model)
     fixed = models.invariant(target)
-    found = []
+    found: list[dict[str, Any]] = []
     with Status("invariant passes") as status:
         alone = target_pass(fixed, 1, dense.attend_invariant)()[0]
         for count in counts:

@@ -16,7 +16,7 @@ GATED = ("token", "block")
 
 
 def rounds(
-    verifier: Annotated[list[str] | None, typer.Option("--verifier", help="Which rule; may be given several times. token and block if not given.")] = None,
+    verifier: Annotated[list[str] | None, typer.Option("--verifier", help="Which rule; several may be given; else token and block.")] = None,
     count: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each run.")] = 1_000_000,
     vocab: Annotated[int, typer.Option("--vocab", min=2, help="Vocabulary.")] = 64,
     k: o.K = 4,
@@ -36,8 +36,8 @@ def rounds(
 
     names = list(dict.fromkeys(verifier or GATED))
     for name in names:
-        if name not in verifiers:
-            raise ValueError(f"--verifier is {name!r}; expected one of {', '.join(verifiers)}")
+        if name not in verifiers.all:
+            raise ValueError(f"--verifier is {name!r}; expected one of {', '.join(verifiers.all)}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     busy: dict[str, list[float]] = {name: [] for name in names}
     emitted: dict[str, float] = {}
@@ -45,7 +45,7 @@ def rounds(
         for repeat in range(repeats + 1):
             for name in names[:: 1 if repeat % 2 else -1]:
                 status.say(f"{name}, run {repeat} of {repeats}")
-                wall, own, emitted[name] = _run(verifiers[name], count if repeat else min(count, chunk), vocab, k, chunk, threads)
+                wall, own, emitted[name] = _run(verifiers.all[name], count if repeat else min(count, chunk), vocab, k, chunk, threads)
                 if repeat:  # the first one warms up
                     seconds[name].append(wall * 1e6 / count)
                     busy[name].append(own * 1e6 / count / threads)
@@ -67,8 +67,10 @@ def rounds(
 
 
 def _run(verifier: Any, count: int, vocab: int, k: int, chunk: int, threads: int) -> tuple[float, float, float]:
-    """Wall and processor seconds of ``count`` rounds, and tokens emitted a round. Each round is a pass of one request at a base of its own, and has rows of its own
-    out of ``chunk`` different ones."""
+    """Wall and processor seconds of ``count`` rounds, and tokens emitted a round.
+
+    Each round is a pass of one request at a base of its own; its rows are one of ``chunk`` different sets.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
