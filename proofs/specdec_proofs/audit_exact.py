@@ -126,7 +126,7 @@ def measure(suspect: Suspect, world: World, dtype: torch.dtype = torch.float32, 
 
     Args:
         dtype: of the rows that the round gets.
-        probes: random points for each slab between cuts.
+        probes: random points in each box of the tape.
 
     Raises:
         UnreachableError: the law has no boxes that can be found: statistics alone are left.

@@ -37,7 +37,7 @@ def conclusion(audit: Audit) -> str:
     known = [finding for finding in audit.findings if finding.exact]
     if known:
         worst_tv = max(known, key=lambda finding: finding.tv.estimate)
-        said.append(f"Exact law: total variation at most {worst_tv.tv.estimate:.2e} ({worst_tv.world}).")
+        said.append(f"Exact law: total variation {worst_tv.tv.estimate:.2e} on {worst_tv.world}, the largest of {len(known)} worlds.")
         lost = max(known, key=lambda finding: finding.impossible)
         if lost.impossible:
             said.append(f"Exact law: impossible mass {lost.impossible:.2e} on {lost.world}: it emits what the target cannot produce.")
@@ -45,7 +45,7 @@ def conclusion(audit: Audit) -> str:
                 said.append("That is below what statistics can see, so the two disagree and the exact law is right.")
     elif audit.findings:
         wide = max(audit.findings, key=lambda finding: finding.tv.high)
-        said.append(f"Sampled law: total variation at most {wide.tv.high:.4f} with confidence .999 ({wide.world}).")
+        said.append(f"Sampled law: total variation below {wide.tv.high:.4f} with confidence .999 ({wide.world}, of {len(audit.findings)} worlds).")
     edges = [claim for claim in audit.claims if claim.name.startswith("edges") and not claim.passed]
     if edges:
         said.append(f"With one uniform at an end of its grid, mass 2**-24, it emits what the target cannot produce ({edges[0].detail}).")

@@ -20,14 +20,16 @@ from specdec_proofs.exact import GATES, because
 from specdec_proofs.mutants import FAMILIES, Mutant, below_gate, catalogue, equivalents
 from specdec_proofs.mutants.mutant import EXACT, SAMPLED
 from specdec_proofs.power import ALPHA, needed, plan
+from specdec_proofs.race_grid import chain_faults
 from specdec_proofs.sample import cells, histogram, sample, sample_trees
 from specdec_proofs.sampled import compared
-from specdec_proofs.worlds import Prefix, World
+from specdec_proofs.worlds import Prefix, World, toy
 
 __all__ = ["exactly", "sampled"]
 
 CLOSED = 1e-12  # a mutant's measured law against its closed form
 GATE = GATES[torch.float64]
+RULES = ("coupled", "follow")  # rooms whose edits change what decide does with a given race
 MOST = 1_000_000
 SEED = 20_242
 Task = tuple[str, str, Callable[[], Figure]]
@@ -42,10 +44,13 @@ def exactly() -> Iterator[Task]:
     for mutant in catalogue(*FAMILIES):
         if EXACT in mutant.killers:
             yield f"mutant {_label(mutant)}: exact TV", f"closed form, > {GATE:g}", _killed(mutant)
+    for mutant in catalogue("coupled"):
+        if all(edit.room in RULES for edit in mutant.edits):
+            yield f"mutant {_label(mutant)}: verdicts that are not the winners of their rows", "> 0", _lost(mutant)
     for mutant in below_gate(*FAMILIES):
-        yield f"mutant below the gate, {mutant.verifier}: {mutant.name}: impossible mass", "> 0, TV <= 1e-6", _impossible(mutant)
+        yield f"mutant below the gate, {_rule(mutant)}: impossible mass", "> 0, TV <= 1e-6", _impossible(mutant)
     for control in equivalents(*FAMILIES):
-        yield f"control, {control.verifier}, {control.name}: exact TV", f"<= {GATE:g}", _control(control)
+        yield f"control, {_rule(control)}: exact TV", f"<= {GATE:g}", _control(control)
 
 
 def sampled() -> Iterator[Task]:
@@ -59,7 +64,7 @@ def sampled() -> Iterator[Task]:
         if SAMPLED in mutant.killers:
             yield f"mutant {_label(mutant)}: sampled", f"p <= {ALPHA:g}", _rejected(mutant, next(number))
     for control in equivalents(*FAMILIES):
-        yield f"control, {control.verifier}, {control.name}: sampled", f"p > {ALPHA:g}", _accepted(control, 50_000, next(number))
+        yield f"control, {_rule(control)}: sampled", f"p > {ALPHA:g}", _accepted(control, 50_000, next(number))
 
 
 def _killed(mutant: Mutant) -> Callable[[], Figure]:
@@ -69,9 +74,22 @@ def _killed(mutant: Mutant) -> Callable[[], Figure]:
         expected = total_variation(wanted, joint(world))
         measured = mutant.measured()
         off = total_variation(completed(_nonempty(measured.emitted), world), wanted)
+        for make in mutant.others:  # where it may be invisible, and must be so exactly
+            other = make()
+            law = completed(mutant.law(other), other)
+            off = max(off, total_variation(completed(_nonempty(mutant.measured(world=other).emitted), other), law))
         passed = measured.tv > GATE and off <= CLOSED and abs(measured.tv - expected) <= CLOSED and not measured.violations
-        detail = f"closed form {float(expected):.5f}; laws differ by {float(off):.1e}; {world.name}"
+        worlds = f"{world.name}" + (f" and {len(mutant.others)} others" if mutant.others else "")
+        detail = f"closed form {float(expected):.5f}; laws differ by {float(off):.1e}; {worlds}"
         return Figure(float(measured.tv), passed, because(measured, detail))
+
+    return measurement
+
+
+def _lost(mutant: Mutant) -> Callable[[], Figure]:
+    def measurement() -> Figure:
+        faults, total = chain_faults(mutant.decide(), toy(2))
+        return Figure(float(faults), faults > 0, f"of {total:,}, every point of a grid of the noise; the correct code has none")
 
     return measurement
 
@@ -136,3 +154,8 @@ def _label(mutant: Mutant) -> str:
     if mutant.number is not None:
         return f"{mutant.number:02d} {mutant.name}"
     return f"chain, {mutant.name}" if mutant.verifier == "token" else mutant.name
+
+
+def _rule(mutant: Mutant) -> str:
+    """Its name with the rule it changes in front."""
+    return mutant.name if mutant.name.startswith(mutant.verifier) else f"{mutant.verifier}: {mutant.name}"

@@ -9,7 +9,9 @@ on a branch that is rejected later, they must have the reference's bits.
 import functools
 import hashlib
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from specdec_fn.engine.attention import INVARIANT
@@ -28,7 +30,7 @@ __all__ = ["PROPOSERS", "Case", "Reference", "Seen", "cases", "claims", "compare
 
 PROPOSERS = ("none", "ngram", "right", "wrong", "random", "ngram_tree")
 Task = tuple[str, str, Callable[[], Figure]]
-CONTROLS = {"coupled": SamplingParams(), "greedy": SamplingParams(temperature=0)}.items()
+CONTROLS = MappingProxyType({"coupled": SamplingParams(), "greedy": SamplingParams(temperature=0)})
 
 
 class Case(NamedTuple):
@@ -70,7 +72,7 @@ def cases(ks: Sequence[int] = (1, 3, 5, 8), batches: Sequence[int] = (1, 4)) -> 
     >>> len(list(cases())), next(cases())
     (84, Case(verifier='coupled', proposer='none', k=0, batch=1))
     """
-    for verifier, _ in CONTROLS:
+    for verifier in CONTROLS:
         for batch in batches:
             for proposer in PROPOSERS:
                 for k in ks if proposer != "none" else (0,):
@@ -171,11 +173,11 @@ def _generate(
     seed: int,
 ) -> tuple[list[list[int]], int]:
     """Tokens of each prompt and the number of passes; every row of logits is noted with its place in the batch and its generated prefix."""
-    verifier, controls, same = verifiers.all[case.verifier], dict(CONTROLS)[case.verifier], invariant(model)
-    parts = [
-        (fold_in(key(seed), len(prompt)), _noted(target_law(controls, prompt), place, note), list(prompt), count, drafting[place], verifier, case.k)
-        for place, prompt in enumerate(prompts)
-    ]
+    verifier, controls, same = verifiers.all[case.verifier], CONTROLS[case.verifier], invariant(model)
+    parts = []
+    for place, prompt in enumerate(prompts):
+        own, law = fold_in(key(seed), zlib.crc32(repr(list(prompt)).encode())), _noted(target_law(controls, prompt), place, note)
+        parts.append((own, law, list(prompt), count, drafting[place], verifier, case.k))
     emitted: list[list[int]] = [[] for _ in prompts]
     passes = 0
     steps: Iterator[tuple[int, Any]]

@@ -8,7 +8,7 @@ A *rule* maps (p, q, siblings) to the law of (which sibling is accepted or -1, t
                          accept with r_j(t), else remove t (EAGLE-2, arXiv 2406.16858, lossless for siblings of any origin)
     k-SEQ                accept each with min(1, p / (rho q)), all against the same p; all rejected: emit a sample of
                          (p - min(p / rho, q) a / b) / (1 - a), with b = sum of min(p / rho, q), a = 1 - (1 - b)^n (SpecTr, arXiv 2310.15141).
-                         That is a law iff rho is at least the root of a = rho b; rho = n always is
+                         That is a law for every rho from the root of a = rho b on; rho = n always is
 """
 
 import functools
@@ -116,7 +116,7 @@ def one_hot(p: Law, q: Law, siblings: Prefix) -> Decision:
 
 
 def k_seq_division(p: Law, q: Law, count: int, bits: int = 20) -> Fraction:
-    """The least rho in [1, n], on a grid of 2**-bits, with which k-SEQ is lossless: 1 - (1 - b)^n <= rho b, b = sum of min(p / rho, q).
+    """The least rho in [1, n], on a grid of 2**-bits, for which 1 - (1 - b)^n <= rho b, which makes k-SEQ lossless; b = sum of min(p / rho, q).
 
     >>> k_seq_division((Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2)), 2)
     Fraction(3, 2)

@@ -261,6 +261,8 @@ def test_behind_a_row_that_is_no_law_nothing_is_tried(name: str) -> None:
         whole, cut = (decide_of(name)(noise, p, draft._replace(length=torch.tensor(length))) for length in (2, 1))
         assert all(a.equal(b) for a, b in zip(whole, cut, strict=True))
         assert int(whole.tokens[int(whole.accepted)]) >= 0 or int(whole.accepted) == 1
+        first = decide_of(name)(noise, p[[1, 0, 2]], draft)  # the first row is zeros, those below it are laws
+        assert (first.tokens.tolist(), first.path.tolist()) == ([-1, -1, -1], [-1, -1])
 
 
 def test_tapes_stand_at_their_addresses() -> None:

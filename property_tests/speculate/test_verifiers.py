@@ -391,8 +391,8 @@ def test_a_refused_sibling_is_taken_out_before_the_next_is_tried(name):
     """D8: p = (.5, .3, .2), siblings 1 then 2: 1 with .3, else 2 with 2/7, else 0, so that each comes out with its own probability."""
     laws = rows([0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
     siblings = Draft(torch.tensor([1, 2]), None, torch.tensor(2), torch.tensor([-1, -1]))
-    for first, second, expected in ((0.29, 0.9, 1), (0.31, 0.28, 2), (0.31, 0.29, 0)):  # 2/7 = .2857
-        assert decide(name, [first, second], 0.999, laws, siblings)[0] == expected
+    for numbers, expected in (([0.29, 0.9], 1), ([0.31, 0.28], 2), ([0.31, 0.29], 0)):  # 2/7 = .2857
+        assert decide(name, numbers, 0.999, laws, siblings)[0] == expected
 
 
 def test_noise_at_its_ends_makes_no_nan_win_and_nothing_impossible():

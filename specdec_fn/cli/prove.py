@@ -25,7 +25,7 @@ __all__ = ["prove"]
 QUIET = 30.0  # seconds between two lines of progress where stderr is no terminal
 ROUNDS = 50  # of a long run, unless told otherwise: what a thousand repetitions take
 
-Quick = Annotated[bool, typer.Option("--quick", help="Every exact law, and statistics for mutants up to 1e5 draws; about a minute.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Exact laws of all rules, every mutant, samples of fixed size; a minute or two.")]
 Deep = Annotated[bool, typer.Option("--deep", help="After all claims, gather evidence for as long as you like; Ctrl-C keeps what there is.")]
 Hours = Annotated[float | None, typer.Option("--hours", help="With --deep: begin no further round after this many hours of rounds.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help=f"With --deep: how many more rounds; {ROUNDS} unless --hours is given.")]

@@ -3,9 +3,9 @@
     accept t  iff  u * rho * q(t) < p(t);    m = min(p / rho, q),  b = sum m,  P = 1 - (1 - b)^n  (some draft passes)
     none:  emit  y ~ p - m P / b
 
-Exact where the residual is nowhere negative, which is where rho is at least the root of 1 - (1 - b)^n = rho b in [1, n]; the smallest such rho
-accepts most, and at least 1 - 1/e of what any rule can. Drafts are drawn with replacement; a declared one-hot draft is no sample, so there
-the rule is ``multi_draft``'s. On a tree it is applied at every node. Source: Sun et al. 2023 (SpecTr, arXiv 2310.15141).
+Exact where the residual is nowhere negative, as it is for every rho from the root of 1 - (1 - b)^n = rho b in [1, n] on. The smaller rho, the more
+is accepted, at the root at least 1 - 1/e of what any rule can. Drafts are drawn with replacement; a declared one-hot draft is no sample, so
+there the rule is ``multi_draft``'s. On a tree it is applied at every node. Source: Sun et al. 2023 (SpecTr, arXiv 2310.15141).
 """
 
 import torch
