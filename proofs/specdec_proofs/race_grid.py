@@ -6,7 +6,8 @@ decided exactly: with p proportional to integers w and n = 2**(B + 1) (1 - u), a
 
     E_a / p_a < E_b / p_b   iff   (1 - u_a)**w_b > (1 - u_b)**w_a   iff   n_a**w_b M**w_a > n_b**w_a M**w_b,    M = 2**(B + 1)
 
-and the lowest id wins ties. Winners that are right at every point of it are those of the race, and have its law; that the keyed noise is exponential is another claim.
+and the lowest id wins ties. Winners that are right at every point of it are those of the race, and have its law; that the keyed noise is
+exponential is another claim.
 """
 
 import math
