@@ -7,7 +7,7 @@ one line of ``ROOMS``: a function that yields name, gate and measurement. What a
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from specdec_proofs import exact, exact_rules, killed, sampled, sequential, suspected
+from specdec_proofs import exact, exact_rules, killed, large, sampled, sequential, suspected
 from specdec_proofs.claim import Claim, Figure, one_thread, settle
 
 __all__ = ["DEEP", "DEFAULT", "LEVELS", "QUICK", "ROOMS", "Claim", "Room", "count", "quick", "run"]
@@ -39,6 +39,7 @@ ROOMS = (
     Room("mutants", QUICK, killed.exactly, "What is wrong and must be seen: mutants of the source, by their exact law"),
     Room("mutants, sampled", QUICK, killed.sampled, "The same mutants by samples, whose sizes were fixed before the data"),
     Room("sampled", QUICK, sampled.claims, "Samples drawn as an engine draws them, against laws known in advance"),
+    Room("large vocabulary", DEFAULT, large.claims, "At 151,936 tokens: the sampler, the race, and what is rare"),
     Room("suspects", DEFAULT, suspected.claims, "A sampler that is not ours, and the faults put into its text"),
     Room("sequential", DEFAULT, sequential.claims, "Sequential tests: evidence that may be watched and stopped at any time"),
 )

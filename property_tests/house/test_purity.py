@@ -646,6 +646,7 @@ def speculation_rooms() -> Iterator[Sample]:
     yield Sample(verdict.of_path, lambda: call(chain_of(1, 2, k=2)._replace(parents=ids(-1, -1)), torch.tensor([False, True]), torch.tensor(3)))
     yield Sample(race.noise, lambda: call(random.key(1), ids(3, 4), 5))
     yield Sample(race.tape, lambda: call(random.key(1), 2, 5, position=3, dtype=torch.float32))
+    yield Sample(race.exponential, lambda: call(ids(3, 4)))
     yield Sample(race.winner, lambda: call(laws(4), laws(2, 4)[1]))
     for shape in (ids(-1, -1, 0, 2), ids()):
         for function in (tree.ancestors, tree.depths, tree.mask):
