@@ -38,6 +38,7 @@ ROOMS = (
     Room("exact rules, longer", DEFAULT, exact_rules.longer, "Exact laws that take longer"),
     Room("mutants", QUICK, killed.exactly, "What is wrong and must be seen: mutants of the source, by their exact law"),
     Room("mutants, sampled", QUICK, killed.sampled, "The same mutants by samples, whose sizes were fixed before the data"),
+    Room("mutants of trees, sampled", DEFAULT, killed.sampled_trees, "Mutants of trees by samples"),
     Room("sampled", QUICK, sampled.claims, "Samples drawn as an engine draws them, against laws known in advance"),
     Room("large vocabulary", DEFAULT, large.claims, "At 151,936 tokens: the sampler, the race, and what is rare"),
     Room("suspects", DEFAULT, suspected.claims, "A sampler that is not ours, and the faults put into its text"),

@@ -6,7 +6,7 @@ world. Equivalents must pass. Mutants that move one grid point are below every g
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from specdec_proofs.sample import cells, histogram, sample, sample_trees
 from specdec_proofs.sampled import compared
 from specdec_proofs.worlds import Prefix, World, toy
 
-__all__ = ["exactly", "sampled"]
+__all__ = ["exactly", "sampled", "sampled_trees"]
 
 CLOSED = 1e-12  # a mutant's measured law against its closed form
 GATE = GATES[torch.float64]
@@ -54,17 +54,30 @@ def exactly() -> Iterator[Task]:
 
 
 def sampled() -> Iterator[Task]:
-    """The claims from samples: name, gate, measurement.
+    """The claims from samples of chains: name, gate, measurement.
 
     >>> next(sampled())[:2]
     ('mutant 01 recovered token drawn from p: sampled', 'p <= 1e-06')
     """
-    number = iter(range(1000))
-    for mutant in catalogue(*FAMILIES):
+    return _samples([family for family in FAMILIES if family != "tree"], SEED)
+
+
+def sampled_trees() -> Iterator[Task]:
+    """The claims from samples of trees: name, gate, measurement.
+
+    >>> next(sampled_trees())[1]
+    'p <= 1e-06'
+    """
+    return _samples(["tree"], SEED + 1)
+
+
+def _samples(families: Sequence[str], seed: int) -> Iterator[Task]:
+    root, number = random.key(seed), iter(range(1000))
+    for mutant in catalogue(*families):
         if SAMPLED in mutant.killers:
-            yield f"mutant {_label(mutant)}: sampled", f"p <= {ALPHA:g}", _rejected(mutant, next(number))
-    for control in equivalents(*FAMILIES):
-        yield f"control, {_rule(control)}: sampled", f"p > {ALPHA:g}", _accepted(control, 50_000, next(number))
+            yield f"mutant {_label(mutant)}: sampled", f"p <= {ALPHA:g}", _rejected(mutant, random.fold_in(root, next(number)))
+    for control in equivalents(*families):
+        yield f"control, {_rule(control)}: sampled", f"p > {ALPHA:g}", _accepted(control, 50_000, random.fold_in(root, next(number)))
 
 
 def _killed(mutant: Mutant) -> Callable[[], Figure]:
@@ -114,16 +127,16 @@ def _control(control: Mutant) -> Callable[[], Figure]:
     return measurement
 
 
-def _rejected(mutant: Mutant, number: int) -> Callable[[], Figure]:
+def _rejected(mutant: Mutant, key: random.Key) -> Callable[[], Figure]:
     def measurement() -> Figure:
         world, rule = mutant.world(), verifiers.all[mutant.verifier]
         p = cells(world, joint(world), mutant.length)
         wrong = cells(world, completed(mutant.law(world), world), mutant.length)
         listed = needed(p, wrong)
         test = plan(p, wrong, least=math.ceil(listed), most=MOST)
-        tokens = _drawn(mutant, mutant.decide(), mutant.tape(), world, _key(number), test.n)
+        tokens = _drawn(mutant, mutant.decide(), mutant.tape(), world, key, test.n)
         result = pearson(histogram(tokens, world.vocab, mutant.length), p, test.pool)
-        fair = _drawn(mutant._replace(draft_rows=None), rule.decide, rule.tape, mutant.fair(), _key(number), test.n)
+        fair = _drawn(mutant._replace(draft_rows=None), rule.decide, rule.tape, mutant.fair(), key, test.n)
         correct = pearson(histogram(fair, world.vocab, mutant.length), p, test.pool).p_value
         detail = f"N {test.n:,} (lambda/D {listed:.0f}), {len(test.pool.p)} cells, power {test.power:.4f}; the correct code there: p {correct:.3f}"
         return Figure(result.p_value, result.p_value <= ALPHA < correct, detail)
@@ -131,8 +144,8 @@ def _rejected(mutant: Mutant, number: int) -> Callable[[], Figure]:
     return measurement
 
 
-def _accepted(control: Mutant, n: int, number: int) -> Callable[[], Figure]:
-    return lambda: compared(sample(control.decide(), control.world(), _key(number), n, tape=control.tape()).tokens, control.world(), control.length)
+def _accepted(control: Mutant, n: int, key: random.Key) -> Callable[[], Figure]:
+    return lambda: compared(sample(control.decide(), control.world(), key, n, tape=control.tape()).tokens, control.world(), control.length)
 
 
 def _drawn(mutant: Mutant, decide: Callable[..., Any], tape: Callable[..., Any], world: World, key: random.Key, n: int) -> torch.Tensor:
@@ -140,10 +153,6 @@ def _drawn(mutant: Mutant, decide: Callable[..., Any], tape: Callable[..., Any],
     if mutant.branches is None:
         return sample(decide, world, key, n, tape=tape, draft_rows=mutant.draft_rows).tokens
     return sample_trees(decide, world, mutant.branches, key, n, replacement=mutant.replacement, tape=tape).tokens
-
-
-def _key(number: int) -> random.Key:
-    return random.fold_in(random.key(SEED), number)
 
 
 def _nonempty(emitted: Emitted) -> dict[Prefix, Any]:

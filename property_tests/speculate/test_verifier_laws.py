@@ -228,6 +228,10 @@ def test_a_token_that_neither_law_holds_is_never_accepted(name: str) -> None:
                 verdict = decide_of(name)(noise, p, Draft(torch.tensor(tokens), probs, torch.tensor(2)))
                 assert int(verdict.accepted) <= most
                 assert 0 <= int(verdict.tokens[int(verdict.accepted)]) < 3
+        sure = torch.tensor([[1.0, 0.0, 0.0]] * 3, dtype=torch.float64)  # p = q: nothing is left to repair with, so p itself is
+        for probs in (sure[:2], None):
+            verdict = decide_of(name)(noise, sure, Draft(torch.tensor([2, 0]), probs, torch.tensor(2)))
+            assert verdict.tokens.tolist() == [0, -1, -1]
 
 
 def test_following_is_a_walk_down_the_tree() -> None:
