@@ -283,7 +283,8 @@ def _combined(
             row = int(wrong.int().argmax())
             counts = f"{int(verdict.accepted[row])} accepted, {int(verdict.emitted[row])} emitted"
             malformed.add(f"a verdict has tokens {verdict.tokens[row].tolist()}, {counts}, path {verdict.path[row].tolist()}")
-        return ((verdict.tokens[:, :shown].clamp(-1, world.vocab - 1) + 1) * places).sum(1).numpy()
+        ids = verdict.tokens[:, :shown].clamp(-1, world.vocab - 1) + 1
+        return (ids * places[: ids.shape[1]]).sum(1).numpy()  # no more columns than nodes + 1, and none at all may be drafted
 
     found = cells.find(_in_pieces(outcome), len(weights), nodes + 1, size, probes=probes)
     emitted: dict[Prefix, Fraction] = defaultdict(Fraction)

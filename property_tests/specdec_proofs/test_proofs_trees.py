@@ -300,3 +300,13 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     assert family(lambda drawn: None, 3) == {(): 1}
     assert dict(grow(toy(1), lambda prefix: {(): Fraction(1)})) == {Tree((), ()): 1}
     assert measure_tree(verifiers["tree"].decide, toy(0), 2, replacement=False).tv < 1e-15
+
+
+def test_trees_without_a_node_are_measured_as_what_they_are() -> None:
+    """A proposer that stops at once drafts nothing, though the world is two tokens deep: one token a pass, of the target's law."""
+    idle = softmax(3, 2, 2)._replace(stop=lambda prefix: True)
+    for name in ("tree", "traversal", "multi_draft"):
+        measured = measure_tree(verifiers[name].decide, idle, 2, replacement=False)
+        assert measured.tv <= 1e-14
+        assert measured.violations == ()
+        assert {len(sequence) for sequence in measured.emitted} == {1}

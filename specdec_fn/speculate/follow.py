@@ -29,4 +29,4 @@ def follow(choices: Int[Tensor, "rows"], draft: Draft) -> Verdict:
     for i in range(k):
         kept.append(drafted[i] & (draft.parents[i] == node) & (draft.tokens[i] == final) & (final >= 0))
         node, final = torch.where(kept[i], i, node), torch.where(kept[i], choices[i + 1], final)
-    return of_path(draft, torch.stack(kept), final) if kept else of_chain(draft, draft.length * 0, final)
+    return of_path(draft, torch.stack(kept), final) if kept else of_chain(draft, draft.length, final)

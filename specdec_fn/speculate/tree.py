@@ -100,7 +100,7 @@ def merge(chains: Sequence[Sequence[int]], k: int) -> Draft:
     for depth in range(1, max(map(len, chains), default=0) + 1):
         for chain in chains:
             head = tuple(chain[:depth])
-            if len(head) == depth and head not in nodes and len(nodes) < k and (depth == 1 or head[:-1] in nodes):
+            if len(head) == depth and head not in nodes and len(nodes) < k:
                 nodes[head] = len(nodes)
     tokens = [head[-1] for head in nodes] + [-1] * (k - len(nodes))
     parents = [nodes.get(head[:-1], -1) for head in nodes] + [-1] * (k - len(nodes))

@@ -26,8 +26,9 @@ def tape(key: Key, k: int, vocab_size: int, *, position: int | Tensor = 0, dtype
     >>> tape(key(0), 2, 10).accept
     tensor([0., 0.], dtype=torch.float64)
     """
-    del key, vocab_size, position
-    return Tape(torch.zeros(k, dtype=dtype), torch.zeros((), dtype=dtype))
+    del vocab_size, position
+    zeros = torch.zeros(k + 1, dtype=dtype, device=key.words.device)
+    return Tape(zeros[:k].clone(), zeros[k].clone())
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:

@@ -35,7 +35,7 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     """
     parents, k = parents_of(draft), draft.tokens.shape[0]
     if draft.probs is None or not k:
-        return descend(tape, target_probs, draft, replacement=True)
+        return descend(tape, target_probs, draft)
     drafted = torch.arange(k, device=parents.device) < draft.length
     tokens = torch.where(drafted, draft.tokens, 0)[:, None]
     p, q = target_probs.index_select(0, parents.clamp(-1, k - 1) + 1), draft.probs  # of each node: the rows at its parent
