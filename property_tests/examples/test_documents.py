@@ -46,3 +46,22 @@ def test_the_readme_is_one_page_and_names_real_files():
     assert len(text.splitlines()) <= 150
     for path in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / path).exists(), path
+
+
+def test_the_claims_that_the_page_on_exactness_quotes_are_claims_of_that_level():
+    from specdec_proofs import claims
+
+    names = {}
+    for level in claims.LEVELS:
+        held = [room for room in claims.ROOMS if claims.LEVELS.index(room.level) <= claims.LEVELS.index(level)]
+        names[level] = [name for room in held for name, _, _ in room.claims()]
+    text = re.sub(r"\s+", " ", (ROOT / "docs/exactness.md").read_text("utf-8"))
+    level, quoted = claims.QUICK, 0
+    for before, name in re.findall(r'\*(prove default |prove )?"([^"]+)"', text):
+        level = (claims.DEFAULT if "default" in before else claims.QUICK) if before else level
+        if name == "name" or "..." in name:
+            continue
+        quoted += 1
+        assert any(name in known for known in names[level]), f"{name!r} is no claim of the level {level}"
+    assert quoted > 30
+    assert f"({len(names[claims.QUICK])} claims at this level" in text
