@@ -177,6 +177,7 @@ def _check(suspect: Suspect, say: Say) -> bool:
             audit_exact.reach(suspect, worlds(suspect.greedy)[0])
     if suspect.decide is None:
         return False
+    audit_exact.twice(suspect, worlds(suspect.greedy)[0])
     if not suspect.boxes:
         return True
     p, q = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64), torch.full((2, 2, 3), 1 / 3, dtype=torch.float64)

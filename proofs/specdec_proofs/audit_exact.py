@@ -4,6 +4,7 @@ A round is one Python call, so it is evaluated point by point, some hundred micr
 between cuts, volumes in integers, probes, fractions. The draft itself is taken to be drawn from its row exactly; the drafter is not on trial.
 """
 
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -13,15 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
+from specdec_fn.random import key
 from specdec_proofs import cells
 from specdec_proofs.enumerate import completed, joint, total_variation
 from specdec_proofs.integrate import Measured, tensors
 from specdec_proofs.interception import Injected, MoreNumbersError, UnreachableError, global_states, seeded
 from specdec_proofs.suspects import Suspect, SuspectError, emitted
+from specdec_proofs.suspects.suspect import of_verdict
 from specdec_proofs.worlds import Law, Prefix, World, drafts, normalised
 
-__all__ = ["Edges", "Reach", "edges", "measure", "reach"]
+__all__ = ["Edges", "Reach", "edges", "measure", "reach", "twice"]
 
 MOST_NUMBERS = 6  # of one round: every further axis doubles the corners of each box
 MOST_EVALUATIONS = 60_000  # of one world, some ten seconds
@@ -121,6 +125,35 @@ def reach(suspect: Suspect, world: World, dtype: torch.dtype = torch.float32) ->
     return Reach(found, bits or 24)
 
 
+def twice(suspect: Suspect, world: World) -> None:
+    """Runs a verifier twice on each of some tapes, with the global generators elsewhere the second time.
+
+    Raises:
+        SuspectError: two verdicts on one tape differ, or one is no verdict.
+
+    >>> from specdec_proofs.suspects import find
+    >>> from specdec_proofs.worlds import toy
+    >>> twice(find("token"), toy())
+    """
+    made = [tokens for tokens, _ in drafts(world)]
+    tables = tensors(world, made, torch.float64)
+    for j, pilot in itertools.product(range(len(made)), range(PILOTS)):
+        assert suspect.decide is not None
+        draft = tree_map(lambda field: None if field is None else field[j], tables.draft)  # noqa: B023
+        tape = suspect.tape(key(PILOTS * j + pilot), world.k, world.vocab)
+        decided = functools.partial(suspect.decide, tape, tables.target[j], draft)
+        once = suspect._replace(round=lambda p, q, tokens: of_verdict(decided(), world.k))  # noqa: B023
+        found = []
+        for seed in (0, 1):
+            with seeded(seed):
+                found.append(emitted(once, tables.target[j], None, draft.tokens))
+        if found[0] != found[1]:
+            raise SuspectError(
+                f"{suspect.name} gave {list(found[0])} and then {list(found[1])} on one tape (drafted tokens {list(made[j])}); "
+                "expected a deterministic function of its tape"
+            )
+
+
 def measure(suspect: Suspect, world: World, dtype: torch.dtype = torch.float32, *, probes: int = 12) -> Measured:
     """Exact law of a round on a world, in the terms of ``integrate.measure``.
 
@@ -155,10 +188,10 @@ def measure(suspect: Suspect, world: World, dtype: torch.dtype = torch.float32, 
 
     def outcome(jobs: cells.Integers, points: cells.Integers) -> cells.Integers:
         labels = []
-        for key in zip(jobs.tolist(), *points.T.tolist(), strict=True):
-            if key not in known:
-                known[key] = one(key[0], key[1:])
-            labels.append(known[key])
+        for point in zip(jobs.tolist(), *points.T.tolist(), strict=True):
+            if point not in known:
+                known[point] = one(point[0], point[1:])
+            labels.append(known[point])
         return np.array(labels, np.int64)
 
     try:

@@ -101,10 +101,12 @@ def _compare(name: str, drawn: list[list[Context]], tests: int) -> Claim:
 def _ids(generate: Generate, name: str, context: Context, seed: int, speculate: bool) -> Context:
     try:
         given = generate(list(context), TOKENS, seed, speculate)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
         raise SuspectError(f"{name} raised {type(error).__name__}: {said:.160} (context {list(context)}, seed {seed})") from error
     listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, (list, tuple)):
+        listed = [one.item() if hasattr(one, "item") else one for one in listed]
     if not isinstance(listed, (list, tuple)) or any(isinstance(one, bool) or not isinstance(one, int) for one in listed):
         raise SuspectError(f"{name} returned {given!r:.80}; expected a list of ids")
     if not 1 <= len(listed) <= TOKENS:

@@ -91,18 +91,23 @@ def law_table(finding: Finding) -> "Table":
     return made
 
 
-def as_json(audit: Audit, mutants: Sequence[Claim] = ()) -> dict[str, Any]:
+def as_json(audit: Audit, mutants: Sequence[Claim] = (), *, complete: bool = True) -> dict[str, Any]:
     """The audit as plain values: claims, laws by sequence (found and target), the likeness and the conclusion.
 
+    Args:
+        complete: whether it ran to its end. Otherwise it has not passed, and has failed only if some claim did: ``passed`` is then null.
+
     >>> sorted(as_json(Audit("mine", "here", 0, 1000)))
-    ['claims', 'conclusion', 'laws', 'mutants', 'name', 'notes', 'origin', 'passed', 'resembles', 'rounds', 'seed']
+    ['claims', 'complete', 'conclusion', 'laws', 'mutants', 'name', 'notes', 'origin', 'passed', 'resembles', 'rounds', 'seed']
     """
+    failed = not all(claim.passed for claim in (*audit.claims, *mutants))
     return {
         "name": audit.name,
         "origin": audit.origin,
         "seed": audit.seed,
         "rounds": audit.rounds,
-        "passed": audit.passed and all(claim.passed for claim in mutants),
+        "passed": False if failed else True if complete and audit.claims else None,
+        "complete": complete,
         "conclusion": conclusion(audit),
         "claims": report.as_json(audit.claims),
         "mutants": report.as_json(mutants),

@@ -67,7 +67,7 @@ def settle(name: str, gate: str, measure: Callable[[], Figure], family: str = ""
         figure = Figure(float("nan"), False, f"{type(error).__name__}: {error}")
     tested = figure.value if figure.p_value is None and gate.startswith(LEVEL) else figure.p_value
     p_value = None if tested is None or tested != tested else tested
-    return Claim(name, figure.value, gate, figure.passed, figure.detail, time.perf_counter() - started, family, p_value)
+    return Claim(name, float(figure.value), gate, bool(figure.passed), figure.detail, time.perf_counter() - started, family, p_value)
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def load(path: Path, rows: tuple[Row, ...], program: str) -> State:
     """
     try:
         value = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{str(path)!r} is no JSON; expected a state of {FORMAT}") from None
     try:
         return from_json(value, rows, program)

@@ -8,8 +8,10 @@ normalised exactly.
 
 A draft that branches is measured in the same way (``measure_tree``), with one uniform for each node and one for the last token.
 
-Nothing is assumed about how a verifier uses its tape, except that it compares one uniform at a time; see ``cells``. So the same function
-measures the correct code, its mutants (one uniform read twice, say) and any verifier whose tape is a pytree of uniforms.
+About how a verifier uses its tape two things are assumed: that it compares one uniform at a time, and that no outcome hides inside a box whose
+corners agree. Both are probed, at 64 points of every box; a rule that misbehaves only while one uniform lies in a window of 1e-4 is reported at
+the usual sizes, one of 3e-5 mostly, a narrower one may not be (see ``cells``). So the same function measures the correct code, its mutants (one
+uniform read twice, say) and any verifier whose tape is a pytree of uniforms.
 """
 
 import itertools

@@ -39,6 +39,25 @@ def two(p, q):
 def loaded(p, q, tokens):
     return [random.SystemRandom().randrange(3), random.SystemRandom().randrange(3)]
 
+def leaving(p, q, tokens):
+    raise SystemExit(0)
+
+def restless(tape, target_probs, draft):
+    from specdec_fn.speculate import verifiers
+    return verifiers["token"].decide(tape._replace(final=torch.rand((), dtype=tape.final.dtype)), target_probs, draft)
+
+def counting(tape, target_probs, draft, calls=[]):
+    from specdec_fn.speculate import verifiers
+    calls.append(1)
+    return verifiers["token"].decide(tape._replace(final=tape.final * 0 + 0.9 * (len(calls) % 2)), target_probs, draft)
+
+def talking(p, q, tokens):
+    print("hello")
+    return fair(p, q, tokens)
+
+def exits(context, n_tokens, seed, speculate):
+    raise SystemExit(0)
+
 def same(context, n_tokens, seed, speculate):
     return [random.Random(2 * seed + speculate).randrange(3) for _ in range(n_tokens)]
 
@@ -95,6 +114,9 @@ def test_a_biased_sampler_exits_1_and_says_what_it_is(specdec: Specdec, mine: st
         ("raising", "raised KeyError"),
         ("two", "takes (p, q); expected (tape, target_probs, draft)"),
         ("loaded", "from the same random numbers"),
+        ("leaving", "raised SystemExit"),
+        ("restless", "expected a deterministic function of its tape"),
+        ("counting", "expected a"),
         ("nothing", "has no 'nothing'"),
     ],
 )
@@ -110,7 +132,7 @@ def test_a_bad_callable_is_refused_by_name(specdec: Specdec, mine: str, function
         (("nowhere:f",), "'nowhere' cannot be imported"),
         (("token", "--rounds", "10"), "received 10 rounds"),
         (("token", "--seed", "-1"), "the seed is -1"),
-        (("token", "--mutants"), "no mutants are known of token"),
+        (("token", "--mutants"), "--mutants with token; expected it with transformers"),
         (("token", "--out", "no/such/folder/report.json"), "cannot be written"),
         (("token", "--context", "0"), "--context without --generator"),
         (("token", "--generator"), "expected module:function"),
@@ -145,7 +167,20 @@ def test_an_interrupted_audit_prints_what_exists(specdec: Specdec, mine: str, mo
     run = specdec("audit", f"{mine}:fair", "--rounds", "1000", "--json")
     found = json.loads(run.out)
     assert (run.code, len(found["claims"])) == (130, 2)
+    assert (found["passed"], found["complete"]) == (None, False), "nobody may take this for a pass"
+    assert "interrupted" in run.err
     assert all(claim["name"].startswith("exact law") for claim in found["claims"])
+
+
+def test_what_a_callable_prints_does_not_spoil_the_report(specdec: Specdec, mine: str) -> None:
+    run = specdec("audit", f"{mine}:talking", "--rounds", "1000", "--json")
+    assert json.loads(run.out)["complete"]
+    assert run.code == 0
+    assert "hello" in run.err
+
+
+def test_a_generator_that_leaves_the_process_is_refused(specdec: Specdec, mine: str) -> None:
+    refused(specdec("audit", f"{mine}:exits", "--generator", "--rounds", "1000"), "raised SystemExit")
 
 
 def test_mutants_are_added_to_the_report(specdec: Specdec, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:

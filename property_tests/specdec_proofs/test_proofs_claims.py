@@ -1,7 +1,9 @@
 """Every claim of the quick run holds, and fails when the code that ships is wrong."""
 
+import json
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from specdec_fn import random
@@ -142,3 +144,10 @@ def test_run_yields_as_it_goes() -> None:
     claim = next(claims.run(progress=said.append))
     assert said == [claim.name]
     assert isinstance(claim, Claim)
+
+
+def test_a_claim_holds_plain_values_whatever_the_measurement_gave() -> None:
+    """A library's own booleans and floats would stop a report that is written as JSON, at its end."""
+    claim = settle("from an array", "== 1", lambda: Figure(np.float64(1.0), np.bool_(True)))
+    assert json.dumps(report.as_json([claim]))
+    assert type(claim.passed) is bool

@@ -1,6 +1,7 @@
 """The edge cases of verification, one small input each; the laws themselves are proved in specdec_proofs."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -404,3 +405,41 @@ def test_noise_at_its_ends_makes_no_nan_win_and_nothing_impossible():
     assert rule.decide(Race(rows([math.inf, math.inf, 0.0])), both, chain([], 0)).tokens.tolist() == [0]
     drawn = rule.tape(key(3), 1, 4096, position=9).noise
     assert ((drawn > 0) & (drawn < math.inf)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 200))
+def test_three_rejected_siblings_leave_a_token_to_emit(dtype, seed):
+    """Where the residual and what is left of q are nearly one law, rounding decides whether anything is in excess; some token comes all the same."""
+    gen = torch.Generator().manual_seed(seed)
+    q = torch.softmax(torch.randn(4, generator=gen, dtype=torch.float64), -1)
+    order = torch.randperm(4, generator=gen)[:3]
+    p = q.clone()
+    p[order[0]] *= 0.5
+    p = p / p.sum()
+    laws, drafted = p.to(dtype).expand(4, 4), q.to(dtype).expand(3, 4)
+    for name in ("tree", "traversal", "multi_draft_without_replacement"):
+        draft = Draft(order, drafted, torch.tensor(3), torch.full((3,), -1))
+        told = decide(name, [1 - 2.0**-24] * 3, 0.5, laws / laws.sum(-1, keepdim=True), draft)
+        assert told[0] >= 0
+
+
+@pytest.mark.parametrize("name", sorted(verifiers))
+def test_doors_say_what_kind_of_argument_they_expect(name):
+    laws, rule = rows([0.5, 0.5], [0.5, 0.5]), verifiers[name]
+    good = chain([1], 1)
+    for arguments, kind, words in (
+        ((key(0), laws, good._replace(tokens=good.tokens.int())), TypeError, "draft.tokens has dtype torch.int32; expected int64"),
+        ((key(0), laws.half(), good), ValueError, "target_probs has dtype torch.float16; expected float32 or float64"),
+        ((key(0), laws.float(), chain([1], 1, laws[:1])), ValueError, "draft.probs has dtype torch.float64 and target_probs torch.float32"),
+        ((split(key(0)), laws, good), TypeError, "keys of shape"),
+        ((3, laws, good), TypeError, "the key is 3; expected one key"),
+        ((key(0), None, good), TypeError, "expected a tensor of target laws"),
+        ((key(0), laws, tuple(good)), TypeError, "expected a tensor of target laws .* and a Draft"),
+    ):
+        with pytest.raises((kind, TypeCheckError)) as refusal:
+            rule.verify(*arguments)
+        assert refusal.type is TypeCheckError or re.search(words, str(refusal.value))
+    for position in (2.5, "a", torch.tensor([1, 2]), True):
+        with pytest.raises((TypeError, TypeCheckError)):
+            rule.verify(key(0), laws, good, position=position)

@@ -1,7 +1,9 @@
 """``specdec audit``: anyone's sampler, or a whole generator, under the proofs of this house."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +19,24 @@ def audit(
     name: Annotated[str | None, typer.Argument(help="module:function, a verifier such as token, or a name of --list.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the samplers that have a name, and whether they are installed.")] = False,
     generator: Annotated[bool, typer.Option("--generator", help="Take module:function as generate(context, n_tokens, seed, speculate).")] = False,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds on each world (30,000), outputs a context of a generator (2,000).")] = None,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Also put faults into its source text; each must be rejected.")] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", help="How many rounds on each world (30,000); for a generator, how many outputs for each context (2,000)."),
+    ] = None,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="With transformers: also put faults into its source text; each must be rejected.")
+    ] = False,
     context: Annotated[list[str] | None, typer.Option("--context", help="Ids such as 0,1 that a generator goes on from; several times.")] = None,
     checkout: Annotated[Path | None, typer.Option("--checkout", help="Folder of a project that is no package, such as gpt-fast.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON report to this file.")] = None,
     seed: o.Seed = 0,
     json_: o.Json = False,
 ) -> int:
-    """Find the law of a sampler and compare it with the target's; exits 1 if a claim fails."""
+    """Find the law of a sampler and compare it with the target's; exits 1 if a claim fails.
+
+    A sampler is module:function, looked for in the current folder too, of one of two forms: a verifier (tape, target_probs, draft) -> Verdict, or a
+    round (target_probs [K + 1, V], draft_probs [K, V], tokens [K]) -> the emitted ids, without padding, that draws its own numbers with torch.
+    """
     if list_:
         return _listed(json_)
     if name is None:
@@ -43,15 +54,17 @@ def audit(
     interrupted = False
     with Status(f"auditing {name}") as status:
         try:
-            if generator:
-                for found in _generator(name, rounds, seed, context, status.say):  # noqa: B007 (the last is printed)
-                    pass
-            else:
-                for found in _sampler(name, rounds, seed, checkout, mutants, faults, status.say):  # noqa: B007
-                    pass
+            with redirect_stdout(sys.stderr):  # what the callable prints is not the report
+                if generator:
+                    for found in _generator(name, rounds, seed, context, status.say):  # noqa: B007 (the last is printed)
+                        pass
+                else:
+                    for found in _sampler(name, rounds, seed, checkout, mutants, faults, status.say):  # noqa: B007
+                        pass
         except KeyboardInterrupt:
             interrupted = True
-    whole = audit_report.as_json(found, faults)
+            print("specdec: interrupted; this is what was found until then", file=sys.stderr)
+    whole = audit_report.as_json(found, faults, complete=not interrupted)
     if out is not None:
         out.write_text(json.dumps(whole) + "\n", "utf-8")
     if json_:
@@ -74,7 +87,7 @@ def _sampler(
 
     suspect = find(name, None if checkout is None else str(checkout))
     if mutants and suspect.mutants is None:
-        raise ValueError(f"no mutants are known of {name}; expected --mutants with transformers")
+        raise ValueError(f"--mutants with {name}; expected it with transformers (specdec prove checks the mutants of our own rules)")
     count = 30_000 if rounds is None else rounds
     yield from proofs.run(suspect, count, seed, say)
     if mutants:

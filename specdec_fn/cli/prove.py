@@ -77,6 +77,7 @@ def prove(
             exhibits = _exhibits(run, watch.say) if html is not None else []
         except KeyboardInterrupt:
             interrupted = True
+            print(f"specdec: interrupted after {len(found)} claims; this is what was found until then", file=sys.stderr)
     found += evidence(run) if run is not None else []
     if html is not None:
         _write(html, found, exhibits, level, time.monotonic() - started, not interrupted)

@@ -75,7 +75,10 @@ def drafted(run: Running, vocab_size: int) -> tuple[Running, Draft]:
     tensor([4, 5])
     """
     most = min(run.k, run.left - 1)
-    guess, draft = run.proposer.propose(run.key, run.guess, list(run.tokens), most, position=len(run.tokens))
+    proposed = run.proposer.propose(run.key, run.guess, list(run.tokens), most, position=len(run.tokens))
+    if not isinstance(proposed, tuple) or len(proposed) != 2:
+        raise TypeError(f"the proposer returned {proposed!r:.80}; expected its state and a Draft")
+    guess, draft = proposed
     check_draft(draft, vocab_size, chain=not run.verifier.trees)  # a law that was not drawn from would bias the tokens, so it is refused here
     ids = draft.tokens[: int(draft.length)].tolist()
     if len(ids) > most:
@@ -122,6 +125,8 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     """
     base, ids = len(run.tokens), draft.tokens.tolist()
     probs = run.law(logits, run.tokens[run.prompt :], ids, None if draft.parents is None else draft.parents)
+    if draft.probs is not None:  # the law it was drawn from, as exact as the target's
+        draft = draft._replace(probs=draft.probs.to(probs.dtype))
     verdict = run.verifier.decide(run.verifier.tape(run.key, len(ids), probs.shape[1], position=base), probs, draft)
     accepted = int(verdict.accepted)
     emitted = verdict.tokens[: accepted + 1].tolist()

@@ -111,6 +111,9 @@ def of_draft(
     (tensor([0.5000, 1.0000]), tensor([0.5000, 2.0000]))
     """
     drafted = _check_draft(p, q, tokens, length)
+    for name, share in (("lenience", lenience), ("epsilon", epsilon), ("delta", delta)):
+        if not 0 < share <= 1:
+            raise ValueError(f"{name} is {share}; expected a number in (0, 1]")
     k, vocab = tokens.shape[-1], p.shape[-1]
     if k == 0:
         return OfDraft(*(p.new_zeros(tokens.shape) for _ in OfDraft._fields))
@@ -210,6 +213,10 @@ def _block(p: Tensor, q: Tensor | None, px: Tensor, weights: Tensor, drafted: Te
 def _check_draft(p: Tensor, q: Tensor | None, tokens: Tensor, length: Tensor | None) -> Bool[Tensor, "*batch K"]:
     """Refuses what fits no pass, and returns which tokens were drafted, bool [..., K]."""
     check_floats(p=p, q=q)
+    if length is not None and (not isinstance(length, Tensor) or length.is_floating_point()):
+        raise TypeError(f"length is {length!r:.60}; expected a tensor of integers, or None")
+    if tokens.dtype is not torch.int64:
+        raise TypeError(f"tokens has dtype {tokens.dtype}; expected integers, as int64")
     k, vocab = tokens.shape[-1] if tokens.dim() else -1, p.shape[-1] if p.dim() else -1
     batch = tokens.shape[:-1]
     fits = p.shape == (*batch, k + 1, vocab) and (q is None or q.shape == (*batch, k, vocab)) and (length is None or length.shape == batch)

@@ -216,7 +216,7 @@ def _check_pair(p: Tensor, q: Tensor, n: int = 1) -> None:
     check_floats(p=p, q=q)
     if p.shape != q.shape or p.dim() == 0:
         raise ValueError(f"received p {list(p.shape)} and q {list(q.shape)}; expected two laws of one shape [..., V]")
-    if n < 1:
-        raise ValueError(f"n is {n}; expected at least one sibling")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"n is {n!r}; expected a whole number of siblings, at least one")
     check_laws("p", p)
     check_laws("q", q)

@@ -16,7 +16,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b != 0, a, 0) / torch.where(b != 0, b, 1)
 
 
-def normalised(weights: Float[Tensor, "*batch vocab"], fallback: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
+def normalised(weights: Float[Tensor, "*#batch vocab"], fallback: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch vocab"]:
     """The law proportional to the weights, which are not negative; ``fallback`` where all are 0.
 
     >>> normalised(torch.tensor([1.0, 3.0]), torch.zeros(2)), normalised(torch.zeros(2), torch.tensor([0.0, 1.0]))

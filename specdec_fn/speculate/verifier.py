@@ -1,7 +1,7 @@
 """The one signature of every verifier, and how a single-sequence ``decide`` is lifted over a batch."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch.utils._pytree import tree_map
@@ -59,6 +59,7 @@ def door(tape: Callable[..., Any], decide: Callable[..., Verdict], *, trees: boo
     """
 
     def verify(key: Key, target_probs: Float[Tensor, "rows vocab"], draft: Draft, *, position: int | Tensor = 0) -> Verdict:
+        _check_address(key, position)
         check(target_probs, draft, chain=not trees)
         drawn = tape(key, draft.tokens.shape[0], target_probs.shape[1], position=position, dtype=target_probs.dtype)
         return decide(drawn, target_probs, draft)
@@ -91,20 +92,28 @@ def check(target_probs: Tensor, draft: Draft, *, chain: bool = False) -> None:
         chain: refuse trees too, for the verifiers that know none.
 
     Raises:
-        ValueError: shapes that do not fit, rows that are negative, NaN or do not sum to 1, and what ``check_draft`` refuses.
+        TypeError: no tensor, or no Draft.
+        ValueError: shapes that do not fit, laws in half precision or in two dtypes, rows that are negative, NaN or do not sum to 1, and what
+            ``check_draft`` refuses.
 
     >>> check(torch.eye(3), Draft(torch.tensor([1]), None, torch.tensor(1)))
     Traceback (most recent call last):
     ...
     ValueError: received target_probs [3, 3] and draft.tokens [1]; expected [K + 1, V] and [K]
     """
+    if not isinstance(target_probs, Tensor) or not isinstance(draft, Draft) or not isinstance(draft.tokens, Tensor):
+        raise TypeError(f"received {target_probs!r:.40} and {draft!r:.40}; expected a tensor of target laws [K + 1, V] and a Draft")
     k = draft.tokens.shape[-1] if draft.tokens.dim() else -1
     if draft.tokens.dim() != 1 or target_probs.dim() != 2 or target_probs.shape[0] != k + 1:
         shapes = f"target_probs {list(target_probs.shape)} and draft.tokens {list(draft.tokens.shape)}"
         raise ValueError(f"received {shapes}; expected [K + 1, V] and [K]")
-    if not target_probs.is_floating_point():
-        raise ValueError(f"target_probs has dtype {target_probs.dtype}; expected a floating-point dtype")
+    if target_probs.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"target_probs has dtype {target_probs.dtype}; expected float32 or float64, since a softmax in fewer bits is another law")
+    if not target_probs.shape[1]:
+        raise ValueError(f"target_probs has shape {list(target_probs.shape)}; expected a vocabulary of at least one token")
     check_draft(draft, target_probs.shape[1], chain=chain)
+    if draft.probs is not None and draft.probs.dtype is not target_probs.dtype:
+        raise ValueError(f"draft.probs has dtype {draft.probs.dtype} and target_probs {target_probs.dtype}; expected one dtype")
     if not traced(target_probs, *draft):
         check_laws("target_probs", target_probs[: int(draft.length) + 1])
 
@@ -132,6 +141,8 @@ def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
             raise TypeError(f"draft.{name} is {value!r:.80}; expected a tensor")
         if name != "probs" and value is not None and (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
             raise TypeError(f"draft.{name} has dtype {value.dtype}; expected integers")
+        if name in ("tokens", "parents") and value is not None and value.dtype is not torch.int64:
+            raise TypeError(f"draft.{name} has dtype {value.dtype}; expected int64")
     if draft.tokens.dim() != 1 or draft.length.dim() != 0:
         raise ValueError(f"draft.tokens has shape {list(draft.tokens.shape)} and draft.length {list(draft.length.shape)}; expected [K] and []")
     k = draft.tokens.shape[0]
@@ -160,3 +171,15 @@ def check_draft(draft: Draft, vocab_size: int, *, chain: bool = False) -> None:
         for lane, token in enumerate(ids):
             if draft.probs[lane, token] == 0:
                 raise ValueError(f"draft.tokens[{lane}] is {token}, of probability 0 in draft.probs[{lane}]; expected the law that it was drawn from")
+
+
+def _check_address(key: Key, position: int | Tensor) -> None:
+    """Refuses anything but one key and one position; ``vmap`` lifts ``verify`` over more."""
+    if not isinstance(key, Key) or key.shape:
+        received = f"keys of shape {list(key.shape)}" if isinstance(key, Key) else f"{key!r:.40}"
+        raise TypeError(f"the key is {received}; expected one key, the request's, such as key(seed)")
+    if isinstance(position, Tensor):
+        if position.dim() or position.is_floating_point() or position.dtype is torch.bool:
+            raise TypeError(f"position is a tensor of {position.dtype} and shape {list(position.shape)}; expected one integer")
+    elif isinstance(position, bool) or not isinstance(position, SupportsIndex):
+        raise TypeError(f"position is {position!r:.40}; expected an integer, the number of tokens committed before the pass")

@@ -105,7 +105,7 @@ def imported(name: str) -> Any:
     try:
         with _working_directory():
             module = importlib.import_module(place) if place else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SuspectError(f"{place!r} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}") from error
     found = module
     for part in attribute.split("."):

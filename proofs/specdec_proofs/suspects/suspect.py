@@ -99,7 +99,7 @@ def emitted(suspect: Suspect, p: torch.Tensor, q: torch.Tensor | None, tokens: t
         raise SuspectError(f"{suspect.name} {error}") from error
     except (MoreNumbersError, UnreachableError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
         raise SuspectError(f"{suspect.name} raised {type(error).__name__}: {said:.160} (drafted tokens {tokens.tolist()})") from error
     ids = _ids(suspect.name, given)
@@ -107,7 +107,7 @@ def emitted(suspect: Suspect, p: torch.Tensor, q: torch.Tensor | None, tokens: t
         raise SuspectError(f"{suspect.name} emitted {len(ids)} tokens, {list(ids)}; expected 1 to {len(tokens) + 1}, one more than were drafted")
     for token in ids:
         if not 0 <= token < p.shape[1]:
-            raise SuspectError(f"{suspect.name} emitted id {token}; expected ids in [0, {p.shape[1]})")
+            raise SuspectError(f"{suspect.name} emitted id {token}; expected ids in [0, {p.shape[1]})" + (", without padding" if token == -1 else ""))
     return ids
 
 

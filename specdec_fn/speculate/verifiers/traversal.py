@@ -59,7 +59,8 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
         after = torch.where(room > 0, excess / torch.where(room > 0, room, 1), 1)
         here = valid[i] & (row == at[i])
         weight = torch.where(valid[i] & (row == i + 1), entered, torch.where(here, after, weight))
-        law = torch.where(here[:, None], residual(w * r, c), law)
+        weight = torch.where(row == 0, 1, weight)  # which it is, but for rounding
+        law = torch.where(here[:, None], torch.where(excess > 0, residual(w * r, c), r), law)
         if left is not None:
             left = torch.where(here[:, None], without(c, token), left)
     passed = valid & (tape.accept < weight[1:])
