@@ -68,7 +68,7 @@ def test_prove_exits_1_if_a_claim_fails(specdec: Specdec, monkeypatch: pytest.Mo
     run = specdec("prove", "--quick")
     assert run.code == code
     assert "one is two" in run.out
-    assert "seeds 20240" in run.out
+    assert "seed 20240" in run.out
     assert "\x1b[" not in run.out
     assert ("FAILED: one is two" in run.out) == (code == 1)
 

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -127,5 +129,10 @@ def _exactness(stage: Stage) -> dict[str, float]:
     found = {str(dtype).removeprefix("torch."): float(measure(decide, softmax(0), dtype).tv) for dtype in (torch.float64, torch.float32)}
     for name, distance in found.items():
         stage.print(f"total variation between the emitted law and p, computed from the shipped code ({name}): [bold]{distance:.1e}[/bold]")
-    stage.print("every claim and every mutant: specdec prove --quick", style="dim")
+    stage.print(f"every claim and every mutant: {_command()} prove --quick", style="dim")
     return found
+
+
+def _command() -> str:
+    """How this program is called here: by its name where that is found, else by where it lies."""
+    return "specdec" if shutil.which("specdec") else sys.argv[0]

@@ -31,6 +31,7 @@ Hours = Annotated[float | None, typer.Option("--hours", help="With --deep: begin
 Rounds = Annotated[int | None, typer.Option("--rounds", help=f"With --deep: how many more rounds; {ROUNDS} unless --hours is given.")]
 StateFile = Annotated[Path | None, typer.Option("--state", help="With --deep: a file to resume from, if it exists, and to keep the run in.")]
 Processes = Annotated[int | None, typer.Option("--processes", help="With --deep: how many processes draw; one for each core unless given.")]
+Details = Annotated[bool, typer.Option("--details", help="Also say what each claim was measured on, and how long it took.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Also write a report with plots to this file.")]
 
 
@@ -42,6 +43,7 @@ def prove(
     state: StateFile = None,
     processes: Processes = None,
     html: Html = None,
+    details: Details = False,
     json_: o.Json = False,
 ) -> int:
     """Compute the law of the code that ships and compare it with the target's; exits 1 if a claim fails."""
@@ -85,10 +87,11 @@ def prove(
         print(json.dumps(report.as_json(found)))
     else:
         console = wide_console()
-        console.print(report.table(found))
+        console.print(report.table(found, details=details))
         for line in report.lines(found):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(f"seeds {sampled.SEED} (fixed sizes), {deep_rows.SEED} (sequential)", highlight=False)
+        seeds = f"seed {sampled.SEED} of the samples of fixed size" + ("" if quick else f", {deep_rows.SEED} of the sequential ones")
+        console.print(seeds + ("" if details else "; --details says what each was measured on"), highlight=False)
     if interrupted:
         return 130
     return 0 if all(claim.passed for claim in found) else 1
