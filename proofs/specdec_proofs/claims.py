@@ -4,13 +4,13 @@
 one line of ``ROOMS``: a function that yields name, gate and measurement. What a long run adds beyond fixed sizes is in ``deep``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from specdec_proofs import exact, exact_rules, killed, large, sampled, sequential, suspected
 from specdec_proofs.claim import Claim, Figure, one_thread, settle
 
-__all__ = ["DEEP", "DEFAULT", "LEVELS", "QUICK", "ROOMS", "Claim", "Room", "count", "quick", "run"]
+__all__ = ["DEEP", "DEFAULT", "LEVELS", "QUICK", "ROOMS", "Claim", "Room", "count", "of_room", "quick", "run"]
 
 LEVELS = QUICK, DEFAULT, DEEP = "quick", "default", "deep"
 Say = Callable[[str], None]
@@ -46,14 +46,13 @@ ROOMS = (
 )
 
 
-def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim] = (), more: Sequence[Room] = ()) -> Iterator[Claim]:
+def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim] = ()) -> Iterator[Claim]:
     """Checks claim after claim and yields each when it is settled, in reading order; whoever stops listening stops the work.
 
     Args:
         level: one of ``LEVELS``.
         progress: called with the name of each claim before it is checked.
         settled: claims of an earlier run of the same program; they are yielded as they are.
-        more: rooms besides ``ROOMS``, for claims about things that are given from outside, such as a model.
 
     Raises:
         ValueError: an unknown level.
@@ -62,26 +61,36 @@ def run(level: str = QUICK, progress: Say | None = None, settled: Iterable[Claim
     >>> first.name, first.figure, first.passed, first.family
     ('algorithm: law of token verification is p', 0.0, True, 'exact')
     """
-    known = {(claim.family, claim.name): claim for claim in settled}
-    for room in _rooms(level, more):
-        for name, gate, measurement in room.claims():
-            if (room.name, name) in known:
-                yield known[room.name, name]
-                continue
-            if progress:
-                progress(name)
-            with one_thread():
-                claim = settle(name, gate, measurement, room.name)
-            yield claim
+    known = tuple(settled)
+    for room in _rooms(level):
+        yield from of_room(room, progress, known)
 
 
-def count(level: str = QUICK, more: Sequence[Room] = ()) -> int:
+def of_room(room: Room, progress: Say | None = None, settled: Iterable[Claim] = ()) -> Iterator[Claim]:
+    """Checks the claims of one room; arguments as for ``run``.
+
+    >>> [claim.passed for claim in of_room(Room("one", QUICK, lambda: [("one is one", "== 1", lambda: Figure(1.0, True))], "One"))]
+    [True]
+    """
+    known = {claim.name: claim for claim in settled if claim.family == room.name}
+    for name, gate, measurement in room.claims():
+        if name in known:
+            yield known[name]
+            continue
+        if progress:
+            progress(name)
+        with one_thread():
+            claim = settle(name, gate, measurement, room.name)
+        yield claim
+
+
+def count(level: str = QUICK) -> int:
     """How many claims ``run`` checks at a level.
 
     >>> count(QUICK) < count(DEFAULT) <= count(DEEP)
     True
     """
-    return sum(1 for room in _rooms(level, more) for _ in room.claims())
+    return sum(1 for room in _rooms(level) for _ in room.claims())
 
 
 def quick(progress: Say | None = None) -> list[Claim]:
@@ -93,7 +102,7 @@ def quick(progress: Say | None = None) -> list[Claim]:
     return list(run(QUICK, progress))
 
 
-def _rooms(level: str, more: Sequence[Room] = ()) -> tuple[Room, ...]:
+def _rooms(level: str) -> tuple[Room, ...]:
     if level not in LEVELS:
         raise ValueError(f"level is {level!r}; expected one of {', '.join(LEVELS)}")
-    return tuple(room for room in (*ROOMS, *more) if LEVELS.index(room.level) <= LEVELS.index(level))
+    return tuple(room for room in ROOMS if LEVELS.index(room.level) <= LEVELS.index(level))

@@ -14,7 +14,7 @@ import pytest
 
 from specdec_fn.cli import prove
 from specdec_proofs import claims, deep, deep_rows, deep_state, plots, report_html
-from specdec_proofs.claim import Claim
+from specdec_proofs.claim import Claim, Figure
 from specdec_proofs.deep_rows import Row
 
 Specdec = Callable[..., Any]
@@ -25,17 +25,25 @@ def claim(passed: bool, figure: float = 0.5, name: str = "one is two") -> Claim:
     return Claim(name, figure, "== 0", passed, "for the test", 0.1, "tested")
 
 
+@pytest.fixture(autouse=True)
+def model_claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Callable[[], Figure]]]:
+    """In place of the hours on the embedded model: none, until a test puts some there."""
+    listed: list[tuple[str, str, Callable[[], Figure]]] = []
+    monkeypatch.setattr(prove, "_one_sequence", lambda: iter(listed))
+    return listed
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The fixed claims are one that holds; what they are asked for is written down, with how many were settled before."""
     seen: list[tuple[str, int]] = []
 
-    def run(level: str, progress: Any = None, settled: tuple[Claim, ...] = (), more: Any = ()) -> Iterator[Claim]:
+    def run(level: str, progress: Any = None, settled: tuple[Claim, ...] = ()) -> Iterator[Claim]:
         seen.append((level, len(settled)))
         return iter([claim(True)])
 
     monkeypatch.setattr(claims, "run", run)
-    monkeypatch.setattr(claims, "count", lambda level, more=(): 1)
+    monkeypatch.setattr(claims, "count", lambda level: 1)
     return seen
 
 
@@ -185,7 +193,7 @@ def test_a_report_is_written(specdec: Specdec, asked: list[Any], monkeypatch: py
 
 
 def test_lines_now_and_then_where_stderr_is_no_terminal(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(level: str, progress: Any, settled: Any, more: Any) -> Iterator[Claim]:
+    def run(level: str, progress: Any, settled: Any) -> Iterator[Claim]:
         progress("the first")
         yield claim(True)
 
@@ -194,6 +202,26 @@ def test_lines_now_and_then_where_stderr_is_no_terminal(specdec: Specdec, monkey
     monkeypatch.setattr(prove, "QUIET", 0.0)
     ran = specdec("prove", "--quick")
     assert ran.err == f"0 of {claims.count('quick')} claims checked; the first\n"
+
+
+def test_the_claims_on_a_model_come_last_and_are_kept(
+    specdec: Specdec, tmp_path: Path, short: list[tuple[str, int]], model_claims: list[tuple[str, str, Callable[[], Figure]]]
+) -> None:
+    """They take hours, so whatever else there is has been done, and each is settled once."""
+    taken: list[str] = []
+
+    def measured() -> Figure:
+        taken.append("once")
+        return Figure(0.0, True)
+
+    model_claims.append(("one sequence: tiny", "== 0", measured))
+    file = tmp_path / "run.json"
+    for _ in range(2):
+        ran = specdec("prove", "--deep", "--rounds", "1", "--processes", "1", "--state", file, "--json")
+        assert ran.code == 0
+        assert "one sequence: tiny" in [one["name"] for one in json.loads(ran.out)]
+    assert taken == ["once"]
+    assert not [one for one in json.loads(specdec("prove", "--quick", "--json").out) if one["family"] == "one sequence"]
 
 
 PROGRAM = """

@@ -60,14 +60,11 @@ def prove(
     exhibits: list[Any] = []
     with _Watch("proving") as watch:
         try:
-            more = (claims.Room("one sequence", claims.DEEP, _one_sequence, "One sequence a seed, whatever is drafted: the embedded model"),)
-            total = claims.count(level, more)
+            total, settled = claims.count(level), run.claims if run else ()
             say = lambda name: watch.say(f"{len(found)} of {total} claims checked; {name}")  # noqa: E731
-            for claim in claims.run(level, say, run.claims if run else (), more):
+            for claim in claims.run(level, say, settled):
                 found.append(claim)
-                if run is not None:
-                    run = run._replace(claims=tuple(found))
-                    _keep(run, state)
+                run = _noted(run, found, state)
             if run is not None:
                 end = None if hours is None else run.seconds + hours * 3600
                 count = rounds or (ROUNDS if hours is None else sys.maxsize)
@@ -76,6 +73,10 @@ def prove(
                     _keep(run, state)
                     if end is not None and run.seconds >= end:
                         break
+                room = claims.Room("one sequence", claims.DEEP, _one_sequence, "One sequence a seed, whatever is drafted: the embedded model")
+                for claim in claims.of_room(room, lambda name: watch.say(f"on the embedded model, hours in all: {name}"), settled):
+                    found.append(claim)
+                    run = _noted(run, found, state)
             exhibits = _exhibits(run, watch.say) if html is not None else []
         except KeyboardInterrupt:
             interrupted = True
@@ -173,6 +174,15 @@ def _resumed(path: Path | None) -> "State":
     if path is not None and path.exists():
         return deep_state.load(path, rows, program)
     return deep_state.begin(rows, program)
+
+
+def _noted(run: "State | None", found: "list[Claim]", path: Path | None) -> "State | None":
+    """The run with the claims settled so far, kept in its file."""
+    if run is None:
+        return None
+    noted = run._replace(claims=tuple(found))
+    _keep(noted, path)
+    return noted
 
 
 def _keep(run: "State", path: Path | None) -> None:
