@@ -49,13 +49,20 @@ def work(task: Task) -> Any:
     return tuple(sampled.repetitions(task.number + PART, EACH, start=task.number))
 
 
-def rounds(state: State, more: int, processes: int = 1, said: Callable[[str], None] | None = None) -> Iterator[State]:
+def rounds(
+    state: State,
+    more: int,
+    processes: int = 1,
+    said: Callable[[str], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[State]:
     """Draws ``more`` rounds and yields the state after each; whoever stops listening stops the work.
 
     Args:
         state: where to go on from, of these processes' own program.
         processes: how many draw; 1 draws in this one.
         said: called with a line after each task.
+        stopped: asked after each task; True ends the run there, and the round that was under way is lost.
 
     Raises:
         ValueError: fewer than one process.
@@ -77,6 +84,8 @@ def rounds(state: State, more: int, processes: int = 1, said: Callable[[str], No
                 found.append(result)
                 if said:
                     said(f"round {state.rounds + 1}: {done} of {len(tasks)} batches")
+                if stopped():
+                    return
             tracks = tuple(_seen(track, counts, laws[track.row.world]) for track, counts in zip(state.tracks, found, strict=False))
             p_values = (*state.p_values, *(p for part in found[len(tracks) :] for p in part))
             spent = state.seconds + time.perf_counter() - started

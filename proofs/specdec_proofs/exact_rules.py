@@ -25,6 +25,7 @@ from specdec_proofs.worlds import (
     cold,
     declared_one_hot,
     greedy_draft,
+    independent,
     mixed_tables,
     normalised,
     pair_reference,

@@ -4,11 +4,14 @@ import datetime
 import functools
 import json
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,11 +71,14 @@ def prove(
             if run is not None:
                 end = None if hours is None else run.seconds + hours * 3600
                 count = rounds or (ROUNDS if hours is None else sys.maxsize)
-                for after in rounds_of(run, count, processes or _cores(), watch.say):
-                    run = after
-                    _keep(run, state)
-                    if end is not None and run.seconds >= end:
-                        break
+                with _listening() as asked_to_stop:
+                    for after in rounds_of(run, count, processes or _cores(), watch.say, asked_to_stop):
+                        run = after
+                        _keep(run, state)
+                        if end is not None and run.seconds >= end:
+                            break
+                if asked_to_stop():
+                    raise KeyboardInterrupt
                 room = claims.Room("one sequence", claims.DEEP, _one_sequence, "One sequence a seed, whatever is drafted: the embedded model")
                 for claim in claims.of_room(room, lambda name: watch.say(f"on the embedded model, hours in all: {name}"), settled):
                     found.append(claim)
@@ -174,6 +180,27 @@ def _resumed(path: Path | None) -> "State":
     if path is not None and path.exists():
         return deep_state.load(path, rows, program)
     return deep_state.begin(rows, program)
+
+
+@contextmanager
+def _listening() -> Iterator[Callable[[], bool]]:
+    """Notes the first Ctrl-C instead of raising it where it falls, which may be inside the pool's own locks; the second is raised."""
+    heard = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: heard
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield lambda: heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _noted(run: "State | None", found: "list[Claim]", path: Path | None) -> "State | None":
