@@ -201,7 +201,11 @@ def test_recovery_from_the_noise_of_the_race() -> None:
     assert judged(wrong, law) > 1e-3
 
 
-@given(strategies.laws(4), strategies.laws(4))
+# Without masses below 1e-3: the race then runs over scales so far apart that the quadrature, not the law, is off.
+PLAIN = strategies.laws(4).filter(lambda law: all(not mass or mass > Fraction(1, 1000) for mass in law))
+
+
+@given(PLAIN, PLAIN)
 def test_the_race_law_is_its_integral(p: Law, q: Law) -> None:
     """The closed form against quadrature of the integral it comes from."""
     world = independent(p, q)
