@@ -210,11 +210,14 @@ def test_an_older_signature_of_transformers_is_served() -> None:
 
 
 def test_gpt_fast_is_loaded_from_a_checkout(tmp_path: Path) -> None:
-    """A stand-in with the three functions of that module; the real one draws races, so its law has no boxes."""
+    """A stand-in with the three functions of that module; the real one draws races, so its law has no boxes.
+
+    Two of them run a model there. The adapter answers in their place, so that here they fail if they are ever reached.
+    """
     (tmp_path / "generate.py").write_text(
         "import torch\n"
-        "def decode_n_tokens(model, token, pos, n, **settings): raise NotImplementedError\n"
-        "def model_forward(model, x, pos): raise NotImplementedError\n"
+        "def decode_n_tokens(model, token, pos, n, **settings): raise AssertionError('reached')\n"
+        "def model_forward(model, x, pos): raise AssertionError('reached')\n"
         "def speculative_decode(model, draft, token, pos, k, **settings):\n"
         "    tokens, laws = decode_n_tokens(draft, token.view(1, -1), torch.tensor([pos]), k)\n"
         "    rows = model_forward(model, torch.cat([token.view(1), torch.cat(tokens)]), None)[0].softmax(-1)\n"
