@@ -135,12 +135,12 @@ def _steps(job: Job, watch: Stopwatch) -> Iterator[_Step]:
         apply=watch.wrap("forward", job.model.apply),
         prefill=None if job.model.prefill is None else watch.wrap("prefill", job.model.prefill),
     )
-    proposer = job.proposer._replace(propose=watch.wrap("propose", job.proposer.propose))
+    terms = job.terms
+    proposer = terms.proposer._replace(propose=watch.wrap("propose", terms.proposer.propose))
     feed = watch.wrap("text", ending.feed)
-    state = job.ending
-    passes = speculative(
-        timed, job.key, job.law, job.prompt, job.limit, proposer, job.verifier, job.k, ends=job.ending.stop_ids, attention=job.attention
-    )
+    state = terms.ending
+    how = proposer, terms.verifier, terms.k
+    passes = speculative(timed, job.key, job.law, terms.prompt, terms.limit, *how, ends=state.stop_ids, attention=job.attention)
     for one in watch.iterate("verify", passes):
         state, kept = feed(state, one.tokens)
         cut = one._replace(tokens=one.tokens[: kept.size], kinds=one.kinds[: kept.size], logprobs=one.logprobs[: kept.size])

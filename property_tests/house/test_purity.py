@@ -745,7 +745,7 @@ def engine_rooms() -> Iterator[Sample]:
                     made, list(prompt), words(), 7, FIXED, settings[0], "token", 2, 9, [2], ["bb"], False, settings[1] is None, settings[1]
                 ),
             )
-    silent = job.settle(bigram(), prompt, None, 7, SamplingParams(), None, "token", 2, 9, [], [], False, False, None).proposer
+    silent = job.SILENT
     yield Sample(silent.init, lambda: call([1]))
     yield Sample(silent.propose, lambda: call(random.key(0), (), [1], 2, position=1))
 

@@ -7,7 +7,6 @@ loop with nothing drafted, emit the same tokens. Every argument is a value or a 
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.utils._pytree import tree_iter
 
 from specdec_fn import models
 from specdec_fn.engine.attention import CAUSAL, Attention, of_draft
@@ -16,7 +15,7 @@ from specdec_fn.engine.law import Law
 from specdec_fn.engine.running import Running, drafted, judged, no_law, rows
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
-from specdec_fn.models.model import Attend
+from specdec_fn.models.model import Attend, parameter
 from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import draw
 from specdec_fn.speculate import Proposer, Verifier
@@ -107,7 +106,7 @@ def speculative(
     run = begin(model, key, law, prompt, count, proposer, verifier, k, ends=ends, attention=attention)
     while run.left > 0:
         run, draft = drafted(run, model.config.vocab_size)
-        ids, positions = (part.to(_parameter(model).device) for part in rows(run, draft))
+        ids, positions = (part.to(parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
             logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))
             run, one = judged(run, draft, logits, cache)
@@ -151,8 +150,8 @@ def prefill(model: Model, prompt: Sequence[int], count: int, attend: Attend = de
     >>> prefill(models.toy.bigram(torch.eye(3)), [0, 1, 2], 4).length
     2
     """
-    parameter = _parameter(model)
-    cache = dense.init(model.config, len(prompt) + count, dtype=parameter.dtype, device=parameter.device)
+    weight = parameter(model)
+    cache = dense.init(model.config, len(prompt) + count, dtype=weight.dtype, device=weight.device)
     for start in range(0, len(prompt) - 1, PREFILL_CHUNK):
         chunk = prompt[start : min(start + PREFILL_CHUNK, len(prompt) - 1)]
         cache = dense.advance(_fill(model, cache, chunk, start, attend), len(chunk))
@@ -175,13 +174,8 @@ def _forward(
 
 
 def _rows(model: Model, tokens: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
-    device = _parameter(model).device
+    device = parameter(model).device
     return torch.tensor(tokens, device=device), torch.arange(start, start + len(tokens), device=device)
-
-
-def _parameter(model: Model) -> Tensor:
-    """Any one parameter: its dtype and device are the model's."""
-    return next((leaf for leaf in tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
 
 
 def _token(token: int, position: int) -> int:

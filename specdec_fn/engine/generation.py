@@ -77,6 +77,9 @@ class Generation(NamedTuple):
         finish_reason: "stop", "length", "abort" or "error".
         logprobs: for each token, the log softmax of the unprocessed logits at its prefix, in nats.
         stats: counts and seconds.
+        likeliest: for each token the likeliest ids there with their log-probabilities, where an engine's request asked for them.
+        prompt_logprobs: of prompt tokens 1, 2, ..., where asked for.
+        error: why it ended, where that is "error".
     """
 
     tokens: list[int]
@@ -84,6 +87,9 @@ class Generation(NamedTuple):
     finish_reason: str
     logprobs: list[float]
     stats: Stats
+    likeliest: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float] | None = None
+    error: str | None = None
 
 
 def add_pass(stats: Stats, one: Pass) -> Stats:

@@ -9,8 +9,8 @@ import torch
 from specdec_fn import models
 from specdec_fn.engine import ending
 from specdec_fn.engine.attention import CAUSAL, INVARIANT, Attention
-from specdec_fn.engine.law import Law, law
-from specdec_fn.models import Model
+from specdec_fn.engine.law import Controls, Law, law
+from specdec_fn.models import Config, Model
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.sampling.processors import checked_ids
@@ -19,33 +19,45 @@ from specdec_fn.speculate.draft import chain
 from specdec_fn.text import Tokenizer
 from specdec_fn.typing import Tensor
 
-__all__ = ["Job", "settle"]
+__all__ = ["SILENT", "Job", "Terms", "checked_model", "settle", "terms"]
 
 
-class Job(NamedTuple):
-    """A request that can run.
+class Terms(NamedTuple):
+    """What a request comes to once it is checked, whoever computes its logits.
 
     Attributes:
-        model: the target, in its invariant form where that was asked for.
-        attention: how it attends to the cache.
-        key: the request's key.
-        law: from logits to target laws.
+        controls: what makes its target laws from logits.
         prompt: its ids.
         limit: most tokens to emit, by ``max_tokens`` and by the context.
         proposer, verifier, k: how it speculates; k is 0 for plain decoding.
         ending: what ends it.
     """
 
-    model: Model
-    attention: Attention
-    key: Key
-    law: Law
+    controls: Controls
     prompt: list[int]
     limit: int
     proposer: Proposer
     verifier: Verifier
     k: int
     ending: ending.Ending
+
+
+class Job(NamedTuple):
+    """A request that can run on its own.
+
+    Attributes:
+        model: the target, in its invariant form where that was asked for.
+        attention: how it attends to the cache.
+        key: the request's key.
+        law: from logits to target laws.
+        terms: the rest.
+    """
+
+    model: Model
+    attention: Attention
+    key: Key
+    law: Law
+    terms: Terms
 
 
 def settle(
@@ -71,16 +83,57 @@ def settle(
 
     >>> from specdec_fn.models import toy
     >>> rest = (None, 0, SamplingParams(), None, "token", 5, 128, (), (), False, False, None)
-    >>> settle(toy.bigram(torch.eye(3), context=10), [0, 1], *rest).limit
+    >>> settle(toy.bigram(torch.eye(3), context=10), [0, 1], *rest).terms.limit
     8
+    """
+    checked_model(model)
+    settled = terms(model.config, prompt, tokenizer, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, draft_fn)
+    used, attention = (models.invariant(model), INVARIANT) if invariant else (model, CAUSAL)
+    return Job(used, attention, key(seed), law(*settled.controls), settled)
+
+
+def checked_model(model: Any) -> None:
+    """Refuses what is no Model.
+
+    >>> checked_model("gpt")
+    Traceback (most recent call last):
+    ...
+    TypeError: model is 'gpt'; expected a Model, such as load(...)[0]
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is {model!r:.80}; expected a Model, such as load(...)[0]")
+
+
+def terms(
+    config: Config,
+    prompt: str | Sequence[int] | Tensor,
+    tokenizer: Tokenizer | None,
+    sampling: SamplingParams,
+    proposer: Proposer | str | None,
+    verifier: Verifier | str,
+    k: int,
+    max_tokens: int,
+    stop_ids: Sequence[int],
+    stop: str | Sequence[str],
+    ignore_eos: bool,
+    draft_fn: Callable[[list[int]], Sequence[int]] | None = None,
+) -> Terms:
+    """Checks a request against the sizes of a model, without the model.
+
+    Args:
+        config: the vocabulary and the context are read.
+
+    Raises:
+        TypeError, ValueError: what was received and what was expected, in one sentence.
+
+    >>> terms(Config("toy", vocab_size=3, context=10), [0, 1], None, SamplingParams(), None, "token", 5, 128, (), (), False).limit
+    8
+    """
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling is {sampling!r:.80}; expected a SamplingParams")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"tokenizer is {tokenizer!r:.80}; expected a Tokenizer, such as load(...)[1], or None")
-    vocab, context = model.config.vocab_size, model.config.context
+    vocab, context = config.vocab_size, config.context
     checked_ids(sampling, vocab)
     k = _whole("k", k, least=0)
     max_tokens = _whole("max_tokens", max_tokens, least=1)
@@ -98,21 +151,18 @@ def settle(
         raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
     drafting = _proposer(proposer, draft_fn, k, vocab)
     limit = min(max_tokens, context - len(ids))
-    return Job(
-        model=models.invariant(model) if invariant else model,
-        attention=INVARIANT if invariant else CAUSAL,
-        key=key(seed),
-        law=law(sampling, ids, ends=tuple(end for end in ends if end < vocab), mask=_spelled(tokenizer, vocab)),
+    return Terms(
+        controls=Controls(sampling, tuple(ids), tuple(end for end in ends if end < vocab), _spelled(tokenizer, vocab)),
         prompt=ids,
         limit=limit,
-        proposer=_SILENT if drafting is None else drafting,
+        proposer=SILENT if drafting is None else drafting,
         verifier=chosen,
         k=0 if drafting is None else k,
         ending=ending.init(tokenizer, ids, count=limit, min_tokens=sampling.min_tokens, stop_ids=ends, stop_strings=strings),
     )
 
 
-_SILENT = Proposer("none", lambda prompt: (), lambda key, state, tokens, k, *, position: (state, chain((), k)))
+SILENT = Proposer("none", lambda prompt: (), lambda key, state, tokens, k, *, position: (state, chain((), k)))
 
 
 def _whole(name: str, value: Any, *, least: int) -> int:

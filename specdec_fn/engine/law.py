@@ -1,7 +1,7 @@
 """From the logits of a pass to the laws its verifier works on: every control applied to every row at that row's own prefix."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -9,7 +9,23 @@ from specdec_fn.sampling import SamplingParams, distribution
 from specdec_fn.speculate import tree
 from specdec_fn.typing import Bool, Float, Int, Tensor
 
-__all__ = ["Law", "law"]
+__all__ = ["Controls", "Law", "law", "prefixes"]
+
+
+class Controls(NamedTuple):
+    """What makes the laws of one request from its logits, beside its tokens.
+
+    Attributes:
+        params: the request's controls.
+        prompt: its prompt ids.
+        ends: ids that end it, forbidden until ``min_tokens`` are there.
+        mask: Bool [V], True where an id may be emitted at all; None allows all.
+    """
+
+    params: SamplingParams
+    prompt: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    mask: Bool[Tensor, "vocab"] | None = None
 
 
 class Law(Protocol):
@@ -20,17 +36,14 @@ class Law(Protocol):
     ) -> Float[Tensor, "rows vocab"]: ...
 
 
-def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[int] = (), mask: Bool[Tensor, "vocab"] | None = None) -> Law:
+def law(params: SamplingParams, prompt: Sequence[int] = (), ends: Sequence[int] = (), mask: Bool[Tensor, "vocab"] | None = None) -> Law:
     """Builds the function from the logits of a pass to its target laws, for one request.
 
     Row i of a pass is the law after ``generated`` and the drafted tokens that lead to it, so penalties, bad words and ``min_tokens`` see exactly the
     prefix that plain decoding would have seen there. On a CPU the laws are float64.
 
     Args:
-        params: the request's controls.
-        prompt: its prompt ids.
-        ends: ids that end it, forbidden until ``min_tokens`` are there.
-        mask: Bool [V], True where an id may be emitted at all; None allows all.
+        params, prompt, ends, mask: as in ``Controls``.
 
     Returns:
         ``law(logits [R, V], generated ids, drafted ids, parents=None) -> float64 [R, V]``, where R is 1 + the number of drafted ids, and
@@ -53,13 +66,19 @@ def law(params: SamplingParams, prompt: Sequence[int] = (), *, ends: Sequence[in
         assert logits.shape[0] == len(drafted) + 1, "one row after the context and one after each drafted token"
         if plain:  # bit for bit what ``distribution`` gives, without the batching that its general form needs
             return logits.softmax(-1, dtype=torch.float64).nan_to_num_(0.0)
-        return rows_of(logits.to(torch.float64), _prefixes(generated, drafted, parents) if params.history else _no_prefixes(logits.shape[0]))
+        return rows_of(logits.to(torch.float64), prefixes(generated, drafted, parents) if params.history else _no_prefixes(logits.shape[0]))
 
     return laws
 
 
-def _prefixes(generated: Sequence[int], drafted: Sequence[int], parents: Tensor | None) -> Tensor:
-    """Row i + 1: the generated ids, and of the drafted ones node i and those above it; -1 for the others."""
+def prefixes(generated: Sequence[int], drafted: Sequence[int], parents: Int[Tensor, "drafted"] | None) -> Int[Tensor, "rows generated"]:
+    """What each row of a pass has before it: row i + 1 the generated ids, and of the drafted ones node i and those above it; -1 for the others.
+
+    >>> prefixes([7], [8, 9], None)
+    tensor([[ 7, -1, -1],
+            [ 7,  8, -1],
+            [ 7,  8,  9]])
+    """
     lines = tree.ancestors(torch.arange(len(drafted)) - 1 if parents is None else parents)
     above = torch.nn.functional.pad(lines, (0, 0, 1, 0))
     nodes = torch.where(above, torch.tensor(drafted, dtype=torch.int64), -1)

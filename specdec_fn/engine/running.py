@@ -20,7 +20,7 @@ from specdec_fn.speculate.draft import first
 from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Running", "drafted", "judged", "no_law", "rows"]
+__all__ = ["Running", "decided", "drafted", "judged", "no_law", "rows"]
 
 
 class Running(NamedTuple):
@@ -28,19 +28,19 @@ class Running(NamedTuple):
 
     Attributes:
         key: the request's key.
-        law: from logits to target laws.
+        law: from logits to target laws; None where the laws of several sequences are made together.
         tokens: committed ids, prompt and output.
         prompt: how many of them are prompt.
         wanted: tokens to emit in all.
         proposer, verifier, k: how it speculates; at most ``min(k, tokens left - 1)`` nodes are drafted.
         guess: the proposer's state.
-        kv: the dense cache, which holds all committed tokens but the last.
+        kv: the dense cache, which holds all committed tokens but the last; None where the keys and values lie in a paged pool.
         ends: ids behind which nothing need be drafted.
         lawless: whether the logits gave no law where a token was needed; nothing can follow.
     """
 
     key: Key
-    law: Law
+    law: Law | None
     tokens: tuple[int, ...]
     prompt: int
     wanted: int
@@ -48,7 +48,7 @@ class Running(NamedTuple):
     verifier: Verifier
     k: int
     guess: Any
-    kv: dense.DenseCache
+    kv: dense.DenseCache | None
     ends: frozenset[int] = frozenset()
     lawless: bool = False
 
@@ -123,8 +123,32 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     >>> one.tokens, run.tokens, run.kv.length
     ([2, 1], (0, 2, 1), 2)
     """
+    assert run.law is not None, "a sequence of its own makes its own laws"
+    run, one, kept = decided(run, draft, run.law(logits, run.tokens[run.prompt :], draft.tokens.tolist(), draft.parents), logits)
+    return run._replace(kv=branching.keep(kv, kept)), one
+
+
+def decided(
+    run: Running, draft: Draft, probs: Float[Tensor, "rows vocab"], logits: Float[Tensor, "rows vocab"]
+) -> tuple[Running, Pass, Int[Tensor, "kept"]]:
+    """The decision of a pass, wherever its keys and values lie.
+
+    Args:
+        draft: what ``drafted`` gave.
+        probs: the target laws of the rows of the pass.
+        logits: what they were made from; the log-probabilities are theirs.
+
+    Returns:
+        The sequence after the pass, the pass, and the rows whose keys and values stay: 0, and those of the accepted nodes.
+
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.speculate import verifiers
+    >>> run = Running(key(0), None, (0,), 1, 3, None, verifiers["token"], 2, (), None)
+    >>> logits = torch.tensor([[0.0, 99], [99, 0]], dtype=torch.float64)
+    >>> decided(run, Draft(torch.tensor([1]), None, torch.tensor(1)), logits.softmax(-1), logits)[2]
+    tensor([0, 1])
+    """
     base, ids = len(run.tokens), draft.tokens.tolist()
-    probs = run.law(logits, run.tokens[run.prompt :], ids, None if draft.parents is None else draft.parents)
     if draft.probs is not None:  # the law it was drawn from, as exact as the target's
         draft = draft._replace(probs=draft.probs.to(probs.dtype))
     verdict = run.verifier.decide(run.verifier.tape(run.key, len(ids), probs.shape[1], position=base), probs, draft)
@@ -133,7 +157,7 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
     one = _pass(emitted[:-1] if lawless else emitted, draft, verdict, logits[kept])
-    return run._replace(tokens=(*run.tokens, *one.tokens), kv=branching.keep(kv, kept), lawless=lawless), one
+    return run._replace(tokens=(*run.tokens, *one.tokens), lawless=lawless), one, kept
 
 
 def no_law(run: Running) -> str:

@@ -146,20 +146,36 @@ def model(config: Config, params: Params) -> Model:
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
     static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, Rowwise(product, norm, rotate, gate, rotation))
     apart = static._replace(rowwise=Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation)))
-    return Model(config, params, *_forward(static), _forward(apart))
+    return Model(config, params, **_forward(static)._asdict(), invariant=_forward(apart))
 
 
 def _forward(static: _Static) -> Forward:
-    return Forward(functools.partial(_apply, static), functools.partial(_prefill, static))
+    return Forward(*(functools.partial(step, static) for step in (_apply, _prefill, _apply_at)))
 
 
 def _apply(
     static: _Static, params: Params, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], kv: Any, attend: Attend
 ) -> tuple[Float[Tensor, "tokens vocab"], Any]:
-    x = F.embedding(tokens, params.embedding)
-    x, kv = _blocks(static, params.layers, x, positions, kv, attend)
+    x, kv = _blocks(static, params.layers, F.embedding(tokens, params.embedding), positions, kv, attend)
+    return _head(static, params, x), kv
+
+
+def _apply_at(
+    static: _Static,
+    params: Params,
+    tokens: Int[Tensor, "tokens"],
+    positions: Int[Tensor, "tokens"],
+    kv: Any,
+    attend: Attend,
+    rows: Int[Tensor, "rows"],
+) -> tuple[Float[Tensor, "rows vocab"], Any]:
+    x, kv = _blocks(static, params.layers, F.embedding(tokens, params.embedding), positions, kv, attend)
+    return _head(static, params, x[rows]), kv
+
+
+def _head(static: _Static, params: Params, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
     x = static.rowwise.norm(x, params.norm, static.unit)
-    return static.rowwise.product(x, params.embedding if params.head is None else params.head), kv
+    return static.rowwise.product(x, params.embedding if params.head is None else params.head)
 
 
 def _prefill(static: _Static, params: Params, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], kv: Any, attend: Attend) -> Any:

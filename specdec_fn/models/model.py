@@ -9,7 +9,7 @@ from torch.utils import _pytree as torch_pytree
 from specdec_fn.models.config import Config
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Attend", "Forward", "Model", "causal", "invariant", "logits"]
+__all__ = ["Attend", "Forward", "Model", "causal", "invariant", "logits", "parameter"]
 
 Attend = Callable[[Any, int, Tensor, Tensor, Tensor], tuple[Tensor, Any]]
 
@@ -21,10 +21,12 @@ class Forward(NamedTuple):
         apply: (params, tokens, positions, kv, attend) -> (logits, kv).
         prefill: (params, tokens, positions, kv, attend) -> kv; the same pass without the vocabulary head, for the tokens of a prompt whose
             logits nobody asks for.
+        apply_at: (params, tokens, positions, kv, attend, rows: Int[R]) -> (logits: Float[R, V], kv); the same pass with the head for some rows.
     """
 
     apply: Callable[..., Any]
     prefill: Callable[..., Any] | None = None
+    apply_at: Callable[..., Any] | None = None
 
 
 class Model(NamedTuple):
@@ -38,6 +40,7 @@ class Model(NamedTuple):
             where a token meets others, so that dense, paged and tree attention are values of that argument.
         prefill: the pass without the vocabulary head, or None.
         invariant: the passes whose bits do not depend on how many rows they are given, or None; see ``invariant``.
+        apply_at: the pass with the vocabulary head for some of its rows, or None; see ``Forward``.
     """
 
     config: Config
@@ -45,6 +48,7 @@ class Model(NamedTuple):
     apply: Callable[..., Any]
     prefill: Callable[..., Any] | None = None
     invariant: Forward | None = None
+    apply_at: Callable[..., Any] | None = None
 
 
 def causal(
@@ -90,7 +94,7 @@ def logits(model: Model, tokens: Tensor | Sequence[int]) -> Float[Tensor, "token
     tensor([[0.2500, 0.7500],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
-    ids = checked(model.config, tokens).to(_device(model.params))
+    ids = checked(model.config, tokens).to(parameter(model).device)
     return model.apply(model.params, ids, torch.arange(ids.shape[0], device=ids.device), None, causal)[0]
 
 
@@ -110,7 +114,7 @@ def invariant(model: Model) -> Model:
     """
     if model.invariant is None:
         raise ValueError(f"this {model.config.architecture} model has no invariant form; expected Model.invariant to be given")
-    return model._replace(apply=model.invariant.apply, prefill=model.invariant.prefill)
+    return model._replace(**model.invariant._asdict())
 
 
 def checked(config: Config, tokens: Tensor | Sequence[int]) -> Int[Tensor, "tokens"]:
@@ -130,6 +134,11 @@ def checked(config: Config, tokens: Tensor | Sequence[int]) -> Int[Tensor, "toke
     return ids.to(torch.int64)
 
 
-def _device(params: Any) -> torch.device:
-    leaves = [leaf for leaf in torch_pytree.tree_leaves(params) if isinstance(leaf, torch.Tensor)]
-    return leaves[0].device if leaves else torch.device("cpu")
+def parameter(model: Model) -> Tensor:
+    """Any one parameter: its dtype and device are the model's. An empty float32 tensor on the CPU where there is none.
+
+    >>> from specdec_fn.models import toy
+    >>> parameter(toy.bigram(torch.eye(2, dtype=torch.float64))).dtype
+    torch.float64
+    """
+    return next((leaf for leaf in torch_pytree.tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))

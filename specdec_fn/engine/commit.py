@@ -1,0 +1,103 @@
+"""The last line of a step: what was decided becomes state, pages go forward or back, and every request with news gets an event."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from specdec_fn import schedule
+from specdec_fn.engine import ending, grammar
+from specdec_fn.engine.event import Event
+from specdec_fn.engine.generation import Generation, add_pass
+from specdec_fn.engine.state import EngineState, Record
+from specdec_fn.engine.verify import Judgement
+from specdec_fn.kv import store, table
+from specdec_fn.pytree import donates
+from specdec_fn.schedule import Done
+
+__all__ = ["committed"]
+
+
+@donates("state")
+def committed(state: EngineState, judgements: Sequence[Judgement]) -> tuple[EngineState, list[Event]]:
+    """Commits a pass. DONATES the pool of keys and values, where accepted rows of trees move together.
+
+    Returns:
+        The state after the step, and an event for each request that got tokens or ended, in the order of service.
+
+    >>> from specdec_fn.engine.request import Config, Request
+    >>> from specdec_fn.engine.lifecycle import submit
+    >>> from specdec_fn.engine.state import init
+    >>> from specdec_fn.models import toy
+    >>> from specdec_fn.schedule import Lane
+    >>> state, first = submit(init(toy.bigram(torch.eye(3)), Config()), Request([1], 4))
+    >>> committed(state, [Judgement(Lane(first, 0, 0, 1, 0), state.records[first], error="why not")])[1]
+    [Event(request_id=0, tokens=[], logprobs=[], finish_reason='error')]
+    """
+    settled = [_settled(one) for one in judgements]
+    records, counters, events = state.records, state.counters, []
+    for record, event, _ in settled:
+        counters = counters._replace(
+            emitted=counters.emitted + record.stats.emitted - records[event.request_id].stats.emitted,
+            proposed=counters.proposed + record.stats.proposed - records[event.request_id].stats.proposed,
+            accepted=counters.accepted + record.stats.accepted - records[event.request_id].stats.accepted,
+            finished=counters.finished + (event.finish_reason in ("stop", "length")),
+            failed=counters.failed + (event.finish_reason == "error"),
+        )
+        ended = event.finish_reason is not None
+        records = records.remove(event.request_id) if ended else records.insert(event.request_id, record)
+        if ended or event.tokens:
+            events.append(event)
+    pool = _moved(state, judgements)
+    work = schedule.commit(state.work, [done for _, _, done in settled])
+    counters = counters._replace(steps=counters.steps + bool(judgements))
+    return dataclasses.replace(state, records=records, work=work, store=pool, counters=counters), events
+
+
+def _settled(judgement: Judgement) -> tuple[Record, Event, Done]:
+    lane, record, one = judgement.lane, judgement.record, judgement.one
+    if one is None:
+        failed = judgement.error is not None
+        generation = _generation(record, "error", judgement.error) if failed else None
+        event = Event(lane.id, [], [], "error" if failed else None, generation=generation)
+        return record, event, Done(lane, 0, (), failed)
+    feeding, cut = ending.feed(record.ending, one.tokens)
+    size, reason = cut.size, cut.finish_reason or ("error" if judgement.error is not None else None)
+    tokens = one.tokens[:size]
+    one = one._replace(tokens=tokens, kinds=one.kinds[:size], logprobs=one.logprobs[:size])
+    request, run = record.request, record.run
+    before = run.tokens[: lane.stop]
+    record = record._replace(
+        run=run._replace(tokens=(*before, *tokens)),
+        ending=feeding,
+        said=(*record.said, cut.text),
+        logprobs=(*record.logprobs, *one.logprobs),
+        likeliest=(*record.likeliest, *judgement.likeliest[:size]),
+        grammar=record.grammar if request.constraint is None or reason else grammar.advanced(request.constraint, record.grammar, tokens),
+        stats=add_pass(record.stats, one),
+    )
+    generation = None if reason is None else _generation(record, reason, judgement.error if reason == "error" else None)
+    event = Event(lane.id, tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
+    accepted = 0 if judgement.kept is None else judgement.kept.shape[0] - 1
+    return record, event, Done(lane, min(accepted, size), tuple(tokens), reason is not None)
+
+
+def _generation(record: Record, reason: str, error: str | None) -> Generation:
+    request, made = record.request, list(record.run.tokens[record.run.prompt :])
+    likeliest = list(record.likeliest) if request.logprobs else None
+    scored = list(record.prompt_logprobs) if request.prompt_logprobs else None
+    return Generation(made, "".join(record.said), reason, list(record.logprobs), record.stats, likeliest, scored, error)
+
+
+def _moved(state: EngineState, judgements: Sequence[Judgement]) -> store.Store:
+    """Accepted rows of trees lie together from here on, in every layer."""
+    sources: list[int] = []
+    targets: list[int] = []
+    tables = {entry.id: entry.table for entry in state.work.running}
+    for one in judgements:
+        kept = [] if one.kept is None else one.kept.tolist()
+        if kept == list(range(len(kept))):
+            continue
+        last = one.lane.stop - 1
+        slots = table.slots(tables[one.lane.id], last, last + kept[-1] + 1, page_size=state.config.page_size)
+        sources += [slots[row] for row in kept]
+        targets += slots[: len(kept)]
+    return store.move(state.store, sources, targets) if sources else state.store

@@ -1,0 +1,226 @@
+"""An engine written down: everything that decides what comes next, as one safetensors file whose first tensor is JSON.
+
+Functions are not written: a proposer, a verifier or a constraint given by value is kept by name and must be given again. What follows from a
+request and its tokens (laws, spelling, stop strings) is made anew from them. Of the pools, the pages in use are kept.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import torch
+from rpds import HashTrieMap
+
+from specdec_fn.engine.encoding import decoded, encoded
+from specdec_fn.engine.identity import identity
+from specdec_fn.engine.job import checked_model
+from specdec_fn.engine.lifecycle import renewed, with_drafter
+from specdec_fn.engine.request import Config, Constraint, Request
+from specdec_fn.engine.state import EngineState, Record, init
+from specdec_fn.kv import store
+from specdec_fn.models import Model
+from specdec_fn.random import Key, key_data
+from specdec_fn.sampling import SamplingParams
+from specdec_fn.speculate import Proposer, Verifier
+from specdec_fn.speculate import verifiers as registered
+from specdec_fn.speculate.proposer import Drafter
+from specdec_fn.text import Tokenizer
+from specdec_fn.typing import Tensor
+
+__all__ = ["restore", "snapshot"]
+
+FORMAT = 1
+KEPT = ("logprobs", "likeliest", "prompt_logprobs", "stats", "forks", "drafted")
+
+
+def snapshot(state: EngineState) -> bytes:
+    """Writes an engine down; the state stays as it is.
+
+    Raises:
+        TypeError: something in it that cannot be written, such as a constraint or a proposer's state made of functions.
+
+    >>> from specdec_fn.engine.request import Config
+    >>> from specdec_fn.models import toy
+    >>> circle = toy.bigram(torch.eye(3))
+    >>> restore(circle, snapshot(init(circle, Config(num_pages=5)))).config.num_pages
+    5
+    """
+    from safetensors.torch import save  # who generates only need not bring it
+
+    tensors: list[Tensor] = []
+    held = sorted(state.work.pool.held.keys())
+    written = {
+        "format": FORMAT,
+        "model": state.model,
+        "spelled": state.tokenizer is not None,
+        "config": _setting(state.config),
+        "key": key_data(state.key).tolist(),
+        "work": encoded(state.work, tensors),
+        "counters": encoded(state.counters, tensors),
+        "records": [[number, _record(record, tensors)] for number, record in sorted(state.records.items())],
+        "drafters": [_drafted_by(state, place) for place in range(len(state.drafters))],
+        "held": held,
+    }
+    arrays = {f"value.{place}": tensor.contiguous() for place, tensor in enumerate(tensors)}
+    for place, pool in enumerate((state.store, *state.drafts)):
+        for part in ("keys", "values"):
+            arrays[f"pool.{place}.{part}"] = _by_page(getattr(pool, part), pool)[:, held].contiguous()
+    text = json.dumps(written, separators=(",", ":")).encode()
+    return save({"state": torch.frombuffer(bytearray(text), dtype=torch.uint8), **arrays})
+
+
+def restore(
+    model: Model,
+    data: bytes,
+    *,
+    proposers: Mapping[str, Proposer] = {},
+    verifiers: Mapping[str, Verifier] = {},
+    constraints: Mapping[int, Constraint] = {},
+    tokenizer: Tokenizer | None = None,
+) -> EngineState:
+    """The engine that was written down, which goes on with the same tokens.
+
+    Args:
+        model: the one the engine was made for.
+        data: what ``snapshot`` gave.
+        proposers, verifiers: those that were given as values, by their names; ones given by name need not be given again.
+        constraints: of the requests that have one, by request id.
+        tokenizer: the engine's. Left out, the state goes on without text; requests with stop strings then refuse.
+
+    Raises:
+        TypeError, ValueError: data that is cut short or no snapshot, one of another version or model, or something that must be given again.
+
+    >>> restore(None, b"")
+    Traceback (most recent call last):
+    ...
+    TypeError: model is None; expected a Model, such as load(...)[0]
+    """
+    checked_model(model)
+    arrays, written = _opened(data)
+    if written.get("format") != FORMAT:
+        raise ValueError(f"the snapshot has format {written.get('format')!r}; expected {FORMAT}, the one of this version")
+    if written["model"] != identity(model):
+        raise ValueError(f"the snapshot is of model {written['model']}; expected {identity(model)}, the model that was given")
+    given = _Given(proposers, verifiers, constraints)
+    try:
+        config = Config(**_unsettled(written["config"], given))
+        tensors = [arrays[f"value.{place}"] for place in range(sum(name.startswith("value.") for name in arrays))]
+        fresh = init(model, config, tokenizer)
+        fresh = _with_drafters(fresh, written["drafters"], given)
+        records = HashTrieMap({number: _renewed(fresh, number, old, tensors, given) for number, old in written["records"]})
+        pools = [_filled(pool, arrays, place, written["held"]) for place, pool in enumerate((fresh.store, *fresh.drafts))]
+        work, counters = decoded(written["work"], tensors), decoded(written["counters"], tensors)
+    except KeyError as error:
+        raise ValueError(f"the snapshot lacks {error}; expected all that snapshot() writes") from error
+    key = Key(torch.tensor(written["key"]))
+    return dataclasses.replace(fresh, key=key, records=records, work=work, counters=counters, store=pools[0], drafts=tuple(pools[1:]))
+
+
+class _Given(NamedTuple):
+    """What cannot be written down and was given again."""
+
+    proposers: Mapping[str, Proposer]
+    verifiers: Mapping[str, Verifier]
+    constraints: Mapping[int, Constraint]
+
+
+def _opened(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"the snapshot is {data!r:.40}; expected bytes, what snapshot() gave")
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        arrays = load(bytes(data))
+        written = json.loads(arrays["state"].numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{len(data)} bytes are no whole snapshot ({error}); expected all the bytes that snapshot() gave") from error
+    if not isinstance(written, dict):
+        raise ValueError("the snapshot holds no state; expected all the bytes that snapshot() gave")
+    return arrays, written
+
+
+def _setting(owner: Config | Request) -> dict[str, Any]:
+    """The fields of a config or request, functions by name."""
+    tensors: list[Tensor] = []
+    written: dict[str, Any] = {}
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        if field.name == "constraint":
+            written[field.name] = value is not None
+        elif isinstance(value, Proposer | Verifier):
+            written[field.name] = {"given": value.name}
+        else:
+            written[field.name] = encoded(value.tolist() if isinstance(value, Tensor) else value, tensors)
+    return written
+
+
+def _unsettled(written: dict[str, Any], given: _Given, number: int | None = None) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in written.items():
+        if name == "constraint":
+            if value and number not in given.constraints:
+                raise ValueError(f"request {number} has a constraint, which is not kept; expected it again, as constraints={{{number}: ...}}")
+            made[name] = given.constraints[cast(int, number)] if value else None
+        elif isinstance(value, dict) and "given" in value:
+            made[name] = _again(name, value["given"], given)
+        else:
+            made[name] = decoded(value, [])
+    return made
+
+
+def _again(field: str, name: str, given: _Given) -> Any:
+    known: dict[str, Any] = {**registered.all, **given.verifiers} if field == "verifier" else dict(given.proposers)
+    if name not in known:
+        raise ValueError(f"{field} {name!r} was given as a value, which is not kept; expected it again, as {field}s={{{name!r}: ...}}")
+    return known[name]
+
+
+def _record(record: Record, tensors: list[Tensor]) -> dict[str, Any]:
+    run = record.run
+    kept = {name: encoded(getattr(record, name), tensors) for name in KEPT}
+    guess = encoded(run.guess, tensors)
+    return {"request": _setting(record.request), "key": key_data(run.key).tolist(), "tokens": list(run.tokens), "guess": guess, "kept": kept}
+
+
+def _renewed(fresh: EngineState, number: int, old: dict[str, Any], tensors: list[Tensor], given: _Given) -> Record:
+    request = Request(**_unsettled(old["request"], given, number))
+    if fresh.tokenizer is None and request.stop:
+        raise ValueError(f"request {number} has stop strings; expected the engine's tokenizer, as tokenizer=...")
+    return renewed(fresh, request, Key(torch.tensor(old["key"])), old["tokens"], decoded(old["guess"], tensors))._replace(
+        **{name: decoded(value, tensors) for name, value in old["kept"].items()}
+    )
+
+
+def _drafted_by(state: EngineState, place: int) -> str | None:
+    """The name of the proposer of a drafting model; None where no live request has it, so that its pool need not be kept."""
+    return next((record.run.proposer.name for record in state.records.values() if record.drafter == place), None)
+
+
+def _with_drafters(fresh: EngineState, names: list[str | None], given: _Given) -> EngineState:
+    for place, name in enumerate(names):
+        if name is None:  # nobody reads its pool any more; its place stays taken, since cached pages are told apart by it
+            gone = Drafter(cast(Any, None), SamplingParams())
+            nothing = store.init(
+                SimpleNamespace(layers=0, kv_heads=0, head_dim=0), fresh.config.num_pages, fresh.config.page_size, dtype=torch.float32
+            )
+            fresh = dataclasses.replace(fresh, drafters=(*fresh.drafters, gone), drafts=(*fresh.drafts, nothing))
+        else:
+            fresh, found = with_drafter(fresh, _again("proposer", name, given))
+            if found != place:
+                raise ValueError(f"proposer {name!r} does not draft with a model of its own any more; expected the one of the snapshot")
+    return fresh
+
+
+def _filled(pool: store.Store, arrays: dict[str, Tensor], place: int, held: list[int]) -> store.Store:
+    """A fresh pool with the contents of the pages that were in use."""
+    if pool.layers:
+        for part in ("keys", "values"):
+            _by_page(getattr(pool, part), pool)[:, held] = arrays[f"pool.{place}.{part}"]
+    return pool
+
+
+def _by_page(pool: Tensor, shape: store.Store) -> Tensor:
+    return pool.view(shape.layers, shape.pages, *pool.shape[1:])

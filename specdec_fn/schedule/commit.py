@@ -1,0 +1,68 @@
+"""What a pass leaves behind: its tokens, the slots that count from now on, pages that others may find, and no trace of those that are done.
+
+The table of a running request always covers all its tokens but the last, or less while a prompt is computed. Rejected rows are rolled back by
+not counting them; the next pass writes over them.
+"""
+
+from collections.abc import Sequence
+
+from specdec_fn.kv import prefix
+from specdec_fn.kv.table import Table
+from specdec_fn.schedule.request import Done, Entry
+from specdec_fn.schedule.state import Schedule
+
+__all__ = ["commit"]
+
+
+def commit(state: Schedule, done: Sequence[Done]) -> Schedule:
+    """Takes over the results of a pass.
+
+    A result is ignored where its request is gone, was preempted since it was planned, or stands elsewhere by now.
+
+    Args:
+        done: results, one at most for each request.
+
+    Raises:
+        ValueError: a result keeps rows that its lane has not, emits another number of tokens than ``kept + 1`` though the request goes on, emits
+            before the last known token, or reaches the request's limit and is not finished.
+
+    >>> from specdec_fn.schedule import Limits, init, schedule, submit
+    >>> state = submit(init(Limits(page_size=4, num_pages=8, max_batch=2)), id=7, tokens=(1, 2), limit=8, k=2)
+    >>> state, plan = schedule(state, 8)
+    >>> state = commit(state, [Done(plan.lanes[0], kept=1, tokens=(3, 4))])
+    >>> state.running[0].tokens, state.running[0].table
+    ((1, 2, 3, 4), Table(pages=(0,), length=3))
+    """
+    results = {one.lane.id: one for one in done}
+    pool, cache = state.pool, state.cache
+    page_size, publishes = state.limits.page_size, state.limits.prefix_cache
+    running: list[Entry] = []
+    over: list[Entry] = []
+    for entry in state.running:
+        one = results.get(entry.id)
+        if one is None or one.lane.epoch != entry.epoch or one.lane.start != entry.table.length:
+            running.append(entry)
+            continue
+        after = _after(entry, one)
+        tip = after.tip
+        if publishes and after.table.length // page_size > tip.pages:
+            cache, pool, tip = prefix.publish(cache, pool, after.table, after.tokens, tip, page_size=page_size)
+            after = after._replace(tip=tip)
+        (over if one.finished else running).append(after)
+    for entry in over:
+        cache, pool = prefix.release(cache, pool, entry.table)
+    return state._replace(pool=pool, cache=cache, running=tuple(running))
+
+
+def _after(entry: Entry, one: Done) -> Entry:
+    """A request with the tokens and the slots of its lane's result, which is checked."""
+    (id, _, _, stop, k), kept, emitted, finished = one
+    known, tokens = len(entry.tokens), entry.tokens + tuple(emitted)
+    if not 0 <= kept <= k:
+        raise ValueError(f"request {id} keeps {kept} drafted rows; expected 0 to {k}, as its lane has")
+    if not finished and len(emitted) != (kept + 1 if stop == known else 0):
+        raise ValueError(f"request {id} emits {len(emitted)} tokens; expected {kept + 1 if stop == known else 0}, since it goes on")
+    if len(tokens) > entry.limit or (len(tokens) == entry.limit and not finished):
+        raise ValueError(f"request {id} has {len(tokens)} tokens of at most {entry.limit}; expected no more, and to be finished there")
+    # A request that ends inside the accepted tokens keeps the rows of those that were emitted.
+    return entry._replace(tokens=tokens, table=Table(entry.table.pages, min(stop + kept, len(tokens))))

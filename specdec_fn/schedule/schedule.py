@@ -1,0 +1,142 @@
+"""The plan of one pass: a pure function of who runs, who waits and which pages are free. It runs without a model.
+
+In order of service, each running request gets the row of its last token and a fixed number of drafts, always; or, where more of it is to be
+computed, as many rows as are left of the pass's prompt rows. Lack of pages never cuts these: the last in order of service is preempted instead
+(``preempt``). Then those that wait come in (``admit``), unless somebody was preempted in this pass: what the others gave up is theirs.
+
+Slots are reserved and nothing counts yet: a plan whose pass failed can be dropped, and its state scheduled again. Only ``copies`` belong to the
+state: they are made before anything that can fail, since the tables name the new pages already.
+"""
+
+from bisect import bisect
+from typing import NamedTuple
+
+from specdec_fn.kv import pages, prefix
+from specdec_fn.kv import table as tables
+from specdec_fn.kv.pages import PagePool
+from specdec_fn.kv.prefix import PrefixCache
+from specdec_fn.kv.table import Table
+from specdec_fn.schedule.admit import admit
+from specdec_fn.schedule.preempt import preempt, take
+from specdec_fn.schedule.request import Entry, Lane, Plan, prompt_rows, service
+from specdec_fn.schedule.request import lane as lane_of
+from specdec_fn.schedule.state import Schedule
+from specdec_fn.schedule.waiting import Waiting
+
+__all__ = ["schedule"]
+
+_new = tuple.__new__  # a named tuple from its fields in order, in half the time of its own constructor
+
+
+def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
+    """Plans a pass and reserves its slots.
+
+    Args:
+        budget: most prompt rows of the pass: rows of requests with more than one token to compute. Rows of decoding requests are not counted.
+
+    Returns:
+        The state with every slot of the plan reserved, tables no longer than before; and the plan, without lanes where there is nothing to do.
+
+    Raises:
+        ValueError: the budget is negative.
+
+    >>> from specdec_fn.schedule import Limits, init, submit
+    >>> state = submit(init(Limits(page_size=4, num_pages=8, max_batch=2)), id=7, tokens=range(9), limit=12, k=4)
+    >>> state, plan = schedule(state, 4)
+    >>> plan.lanes, plan.admitted
+    ((Lane(id=7, epoch=0, start=0, stop=4, k=0),), (7,))
+    """
+    if budget < 0:
+        raise ValueError(f"budget is {budget}; expected 0 or more prompt rows")
+    limits = state.limits
+    running, pool, cache, waiting, copies, preempted = _unshared(state)
+    lanes, short, wanted, left = _lanes(running, limits.page_size, budget)
+    while wanted > pages.free_count(pool) + prefix.idle_count(cache):
+        last = running.pop()
+        lanes.pop()
+        if short and short[-1][0] == len(running):
+            wanted -= short.pop()[1]
+        pool, cache, waiting = preempt(last, pool, cache, waiting)
+        preempted = (*preempted, last.id)
+    if wanted:
+        pool, cache, taken = take(pool, cache, wanted)
+        start = 0
+        for place, count in short:
+            entry = running[place]
+            held, length = entry.table
+            running[place] = entry._replace(table=Table(held + taken[start : start + count], length))
+            start += count
+    admitted: tuple[int, ...] = ()
+    if not preempted and left and len(running) < limits.max_batch and waiting.levels:
+        rows = sum([1 + row[4] for row in lanes if row is not None])
+        places = limits.max_batch - len(running)
+        entries, new_lanes, pool, cache, waiting = admit(limits, pool, cache, waiting, places=places, budget=left, rows=rows)
+        admitted = tuple(entry.id for entry in entries)
+        for entry, row in zip(entries, new_lanes, strict=True):
+            place = bisect(running, service(entry), key=service)
+            running.insert(place, entry)
+            lanes.insert(place, row)
+    planned = tuple([row for row in lanes if row is not None])
+    after = Schedule(limits, pool, cache, tuple(running), waiting, state.arrivals)
+    return after, Plan(planned, copies, admitted, preempted)
+
+
+def _lanes(running: list[Entry], page_size: int, budget: int) -> tuple[list[Lane | None], list[tuple[int, int]], int, int]:
+    """A lane for each request or None; place and number of missing pages where a table is too short; their sum; and the prompt rows left.
+
+    One turn for each running request in every pass, so the lane of a decoding one is written out here: it is ``lane(entry, budget)``.
+    """
+    lanes: list[Lane | None] = []
+    short: list[tuple[int, int]] = []
+    wanted = 0
+    for entry in running:
+        id, _, _, tokens, _, limit, k, _, (held, start), _, epoch, _, _ = entry
+        stop = len(tokens)
+        if stop - start == 1:
+            if k >= limit - stop:
+                k = max(0, limit - stop - 1)
+            lanes.append(_new(Lane, (id, epoch, start, stop, k)))
+        else:
+            row = lane_of(entry, budget)
+            lanes.append(row)
+            if row is None:
+                continue
+            budget -= prompt_rows(entry, row)
+            stop, k = row.stop, row.k
+        if (missing := -(-(stop + k) // page_size) - len(held)) > 0:
+            short.append((len(lanes) - 1, missing))
+            wanted += missing
+    return lanes, short, wanted, budget
+
+
+class _Unshared(NamedTuple):
+    running: list[Entry]
+    pool: PagePool
+    cache: PrefixCache
+    waiting: Waiting
+    copies: tuple[tuple[int, int], ...]
+    preempted: tuple[int, ...]
+
+
+def _unshared(state: Schedule) -> _Unshared:
+    """Gives each fork a last page of its own, in order of service; where none is left, the last in that order is preempted, be it the fork."""
+    running, pool, cache, waiting = list(state.running), state.pool, state.cache, state.waiting
+    copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[int, ...] = ()
+    place = 0 if state.forked else len(running)
+    while place < len(running):
+        entry = running[place]
+        if entry.id in state.forked:
+            room = tables.reserve(pool, entry.table, 1, page_size=state.limits.page_size)
+            if room is None:
+                if prefix.idle_count(cache):
+                    cache, pool = prefix.evict(cache, pool, 1)
+                else:
+                    pool, cache, waiting = preempt(last := running.pop(), pool, cache, waiting)
+                    preempted = (*preempted, last.id)
+                continue
+            pool, table, copied = room
+            running[place] = entry._replace(table=table)
+            copies += copied
+        place += 1
+    return _Unshared(running, pool, cache, waiting, copies, preempted)
