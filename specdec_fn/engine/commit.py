@@ -58,12 +58,13 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done]:
         failed = judgement.error is not None
         generation = _generation(record, "error", judgement.error) if failed else None
         event = Event(lane.id, [], [], "error" if failed else None, generation=generation)
-        return record, event, Done(lane, 0, (), failed)
+        return record._replace(drafted=min(record.drafted, lane.stop)), event, Done(lane, 0, (), failed)
     feeding, cut = ending.feed(record.ending, one.tokens)
     size, reason = cut.size, cut.finish_reason or ("error" if judgement.error is not None else None)
     tokens = one.tokens[:size]
     one = one._replace(tokens=tokens, kinds=one.kinds[:size], logprobs=one.logprobs[:size])
     request, run = record.request, record.run
+    kept = min(0 if judgement.kept is None else judgement.kept.shape[0] - 1, size)
     before = run.tokens[: lane.stop]
     record = record._replace(
         run=run._replace(tokens=(*before, *tokens)),
@@ -73,11 +74,11 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done]:
         likeliest=(*record.likeliest, *judgement.likeliest[:size]),
         grammar=record.grammar if request.constraint is None or reason else grammar.advanced(request.constraint, record.grammar, tokens),
         stats=add_pass(record.stats, one),
+        drafted=min(record.drafted, lane.stop + kept),
     )
     generation = None if reason is None else _generation(record, reason, judgement.error if reason == "error" else None)
     event = Event(lane.id, tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
-    accepted = 0 if judgement.kept is None else judgement.kept.shape[0] - 1
-    return record, event, Done(lane, min(accepted, size), tuple(tokens), reason is not None)
+    return record, event, Done(lane, kept, tuple(tokens), reason is not None)
 
 
 def _generation(record: Record, reason: str, error: str | None) -> Generation:

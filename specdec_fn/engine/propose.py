@@ -1,10 +1,14 @@
 """The second line of a step: every request that the plan brings to its last token is asked for a draft."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec_fn.engine.running import drafted
+from specdec_fn.engine.drafting import Reader, draft_together
+from specdec_fn.engine.running import drafted, usable
 from specdec_fn.engine.state import EngineState, Record
+from specdec_fn.kv.store import Store
+from specdec_fn.pytree import donates
 from specdec_fn.schedule import Lane, Plan
 from specdec_fn.speculate import Draft
 
@@ -27,12 +31,15 @@ class Proposal(NamedTuple):
     error: str | None = None
 
 
+@donates("state")
 def proposed(state: EngineState, plan: Plan) -> tuple[EngineState, Sequence[Proposal]]:
-    """Asks the proposers. One that raises, or drafts what cannot be verified, ends its own request and no other.
+    """Asks the proposers; a drafting model is run once for all requests that draft with it. DONATES the drafting models' pools.
+
+    A proposer that raises, or drafts what cannot be verified, ends its own request and no other.
 
     >>> import torch
-    >>> from specdec_fn.engine.request import Config, Request
     >>> from specdec_fn.engine.lifecycle import submit
+    >>> from specdec_fn.engine.request import Config, Request
     >>> from specdec_fn.engine.state import init
     >>> from specdec_fn.models import toy
     >>> from specdec_fn.schedule import schedule
@@ -40,10 +47,17 @@ def proposed(state: EngineState, plan: Plan) -> tuple[EngineState, Sequence[Prop
     >>> proposed(state, schedule(state.work, 256)[1])[1][0].draft.tokens
     tensor([2, 1])
     """
-    return state, [_proposal(state, lane) for lane in plan.lanes]
+    made = {lane.id: _asked(state, lane) for lane in plan.lanes if state.records[lane.id].drafter < 0}
+    pools = list(state.drafts)
+    for place in range(len(state.drafters)):
+        lanes = [lane for lane in plan.lanes if state.records[lane.id].drafter == place]
+        if lanes:
+            pools[place], found = _with_model(state, place, lanes)
+            made |= zip((lane.id for lane in lanes), found, strict=True)
+    return dataclasses.replace(state, drafts=tuple(pools)), [made[lane.id] for lane in plan.lanes]
 
 
-def _proposal(state: EngineState, lane: Lane) -> Proposal:
+def _asked(state: EngineState, lane: Lane) -> Proposal:
     record = state.records[lane.id]
     if lane.stop < len(record.run.tokens):
         return Proposal(lane, record, None)
@@ -52,3 +66,25 @@ def _proposal(state: EngineState, lane: Lane) -> Proposal:
     except Exception as error:
         return Proposal(lane, record, None, f"{type(error).__name__}: {error}")
     return Proposal(lane, record._replace(run=run), draft)
+
+
+def _with_model(state: EngineState, place: int, lanes: Sequence[Lane]) -> tuple[Store, list[Proposal]]:
+    config, tables = state.config, {entry.id: entry.table for entry in state.work.running}
+    records = [state.records[lane.id] for lane in lanes]
+    readers = [
+        Reader(one.run.key, one.run.tokens, one.run.prompt, tables[lane.id], one.drafted, lane.stop, lane.k)
+        for lane, one in zip(lanes, records, strict=True)
+    ]
+    drafter, pool, vocab = state.drafters[place], state.drafts[place], state.sizes.vocab_size
+    pool, drafts = draft_together(drafter, pool, readers, vocab_size=vocab, page_size=config.page_size, invariant=config.invariant)
+    return pool, [_usable(state, *one) for one in zip(lanes, records, drafts, strict=True)]
+
+
+def _usable(state: EngineState, lane: Lane, record: Record, made: tuple[Draft, int]) -> Proposal:
+    record = record._replace(drafted=made[1])
+    if lane.stop < len(record.run.tokens):
+        return Proposal(lane, record, None)
+    try:
+        return Proposal(lane, record, usable(record.run, made[0], state.sizes.vocab_size))
+    except Exception as error:
+        return Proposal(lane, record, None, f"{type(error).__name__}: {error}")

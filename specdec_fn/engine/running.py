@@ -20,7 +20,7 @@ from specdec_fn.speculate.draft import first
 from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Running", "decided", "drafted", "judged", "no_law", "rows"]
+__all__ = ["Running", "decided", "drafted", "judged", "no_law", "rows", "usable"]
 
 
 class Running(NamedTuple):
@@ -79,12 +79,27 @@ def drafted(run: Running, vocab_size: int) -> tuple[Running, Draft]:
     if not isinstance(proposed, tuple) or len(proposed) != 2:
         raise TypeError(f"the proposer returned {proposed!r:.80}; expected its state and a Draft")
     guess, draft = proposed
+    return run._replace(guess=guess), usable(run, draft, vocab_size)
+
+
+def usable(run: Running, draft: Draft, vocab_size: int) -> Draft:
+    """What of a draft is verified: no padding, and of a chain nothing that follows an end.
+
+    Raises:
+        TypeError, ValueError: as ``drafted``.
+
+    >>> from specdec_fn.speculate import verifiers
+    >>> from specdec_fn.speculate.draft import chain
+    >>> run = Running(None, None, (4, 5), 2, 9, None, verifiers["token"], 9, (), None, frozenset([7]))
+    >>> usable(run, chain([6, 7, 8], 5), 10).tokens
+    tensor([6, 7])
+    """
     check_draft(draft, vocab_size, chain=not run.verifier.trees)  # a law that was not drawn from would bias the tokens, so it is refused here
-    ids = draft.tokens[: int(draft.length)].tolist()
+    ids, most = draft.tokens[: int(draft.length)].tolist(), min(run.k, run.left - 1)
     if len(ids) > most:
         raise ValueError(f"the proposer drafted {len(ids)} tokens; expected at most {most}")
     useful = len(ids) if draft.parents is not None else next((lane + 1 for lane, token in enumerate(ids) if token in run.ends), len(ids))
-    return run._replace(guess=guess), first(draft, useful)
+    return first(draft, useful)
 
 
 def rows(run: Running, draft: Draft) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"]]:

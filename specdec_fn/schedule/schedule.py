@@ -15,10 +15,10 @@ from specdec_fn.kv import pages, prefix
 from specdec_fn.kv import table as tables
 from specdec_fn.kv.pages import PagePool
 from specdec_fn.kv.prefix import PrefixCache
-from specdec_fn.kv.table import Table
+from specdec_fn.kv.table import Table, pages_for
 from specdec_fn.schedule.admit import admit
 from specdec_fn.schedule.preempt import preempt, take
-from specdec_fn.schedule.request import Entry, Lane, Plan, prompt_rows, service
+from specdec_fn.schedule.request import Entry, Lane, Plan, prompt_rows, service, with_table
 from specdec_fn.schedule.request import lane as lane_of
 from specdec_fn.schedule.state import Schedule
 from specdec_fn.schedule.waiting import Waiting
@@ -64,7 +64,7 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
         for place, count in short:
             entry = running[place]
             held, length = entry.table
-            running[place] = entry._replace(table=Table(held + taken[start : start + count], length))
+            running[place] = with_table(entry, Table(held + taken[start : start + count], length))
             start += count
     admitted: tuple[int, ...] = ()
     if not preempted and left and len(running) < limits.max_batch and waiting.levels:
@@ -77,8 +77,7 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
             running.insert(place, entry)
             lanes.insert(place, row)
     planned = tuple([row for row in lanes if row is not None])
-    after = Schedule(limits, pool, cache, tuple(running), waiting, state.arrivals)
-    return after, Plan(planned, copies, admitted, preempted)
+    return Schedule(limits, pool, cache, tuple(running), waiting, state.arrivals), Plan(planned, copies, admitted, preempted)
 
 
 def _lanes(running: list[Entry], page_size: int, budget: int) -> tuple[list[Lane | None], list[tuple[int, int]], int, int]:
@@ -103,7 +102,8 @@ def _lanes(running: list[Entry], page_size: int, budget: int) -> tuple[list[Lane
                 continue
             budget -= prompt_rows(entry, row)
             stop, k = row.stop, row.k
-        if (missing := -(-(stop + k) // page_size) - len(held)) > 0:
+        if stop + k > len(held) * page_size:
+            missing = pages_for(stop + k, page_size=page_size) - len(held)
             short.append((len(lanes) - 1, missing))
             wanted += missing
     return lanes, short, wanted, budget
@@ -136,7 +136,7 @@ def _unshared(state: Schedule) -> _Unshared:
                     preempted = (*preempted, last.id)
                 continue
             pool, table, copied = room
-            running[place] = entry._replace(table=table)
+            running[place] = with_table(entry, table)
             copies += copied
         place += 1
     return _Unshared(running, pool, cache, waiting, copies, preempted)

@@ -2,6 +2,7 @@
 
 import typer
 
+from specdec_fn.cli.bench.batching import batching
 from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.equality import equality
 from specdec_fn.cli.bench.invariant import invariant
@@ -21,3 +22,4 @@ app.command()(transformers)
 app.command()(rounds)
 app.command()(coupled)
 app.command()(invariant)
+app.command()(batching)
