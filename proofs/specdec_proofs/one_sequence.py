@@ -1,6 +1,7 @@
 """One sequence a seed: in invariant mode neither the proposer, nor K, nor the neighbours in the batch change a token or a bit of a logit.
 
-This is a claim about a real model and the whole loop around it. Plain decoding gives the reference: its tokens, and a digest of the logits after
+This is a claim about a real model and the whole of what is around it: the loop of one sequence, and the engine with its pages, chunks and prefix
+cache for several. Plain decoding gives the reference: its tokens, and a digest of the logits after
 each of their prefixes. Every case then generates under the same key, with drafts that are right, wrong, random, found in the text, or a tree; its
 tokens must be the reference's, and wherever a pass computes the logits after a prefix of the reference, as one of many rows, among neighbours or
 on a branch that is rejected later, they must have the reference's bits.
@@ -12,15 +13,20 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from specdec_fn import engine
 from specdec_fn.engine.attention import INVARIANT
-from specdec_fn.engine.generate import begin, speculative
+from specdec_fn.engine.commit import committed
+from specdec_fn.engine.forward import forwarded
+from specdec_fn.engine.generate import speculative
 from specdec_fn.engine.law import Law
 from specdec_fn.engine.law import law as target_law
-from specdec_fn.engine.together import together
+from specdec_fn.engine.propose import proposed
+from specdec_fn.engine.step import planned
+from specdec_fn.engine.verify import verified
 from specdec_fn.models import Model, invariant
-from specdec_fn.random import fold_in, key
+from specdec_fn.random import key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Proposer, proposers, verifiers
 from specdec_fn.typing import Tensor
@@ -29,6 +35,7 @@ from specdec_proofs.claim import Figure, every_thread
 __all__ = ["PROPOSERS", "Case", "Reference", "Seen", "cases", "claims", "compare", "reference"]
 
 PROPOSERS = ("none", "ngram", "right", "wrong", "random", "ngram_tree")
+PAGE = 16
 Task = tuple[str, str, Callable[[], Figure]]
 CONTROLS = MappingProxyType({"coupled": SamplingParams(), "greedy": SamplingParams(temperature=0)})
 
@@ -173,37 +180,73 @@ def _generate(
     seed: int,
 ) -> tuple[list[list[int]], int]:
     """Tokens of each prompt and the number of passes; every row of logits is noted with its place in the batch and its generated prefix."""
-    verifier, controls, same = verifiers.all[case.verifier], CONTROLS[case.verifier], invariant(model)
-    parts = []
-    for place, prompt in enumerate(prompts):
-        own, law = fold_in(key(seed), zlib.crc32(repr(list(prompt)).encode())), _noted(target_law(controls, prompt), place, note)
-        parts.append((own, law, list(prompt), count, drafting[place], verifier, case.k))
-    emitted: list[list[int]] = [[] for _ in prompts]
-    passes = 0
-    steps: Iterator[tuple[int, Any]]
-    if case.batch == 1:
-        steps = ((0, one) for one in speculative(same, *parts[0], attention=INVARIANT))
-    else:
-        steps = together(same, [begin(same, *part, attention=INVARIANT) for part in parts], INVARIANT)
-    for place, one in steps:
-        emitted[place] += one.tokens
+    seeds = [(seed << 32) + zlib.crc32(repr(list(prompt)).encode()) for prompt in prompts]
+    if case.batch > 1:
+        return _through_the_engine(model, prompts, count, case, drafting, note, seeds)
+    (prompt,), (proposer,), emitted, passes = prompts, drafting, list[int](), 0
+    law = _noted(target_law(CONTROLS[case.verifier], prompt), note)
+    how = proposer, verifiers.all[case.verifier], case.k
+    for one in speculative(invariant(model), key(seeds[0]), law, prompt, count, *how, attention=INVARIANT):
+        emitted += one.tokens
         passes += 1
+    return [emitted], passes
+
+
+def _through_the_engine(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    case: Case,
+    drafting: Sequence[Proposer],
+    note: Callable[[int, tuple[int, ...], Tensor], None],
+    seeds: Sequence[int],
+) -> tuple[list[list[int]], int]:
+    """The same with paged caches, chunks and a shared prefix, step by step, so that the logits can be looked at between forward and verdict."""
+    pages = sum(-(-(len(prompt) + count) // PAGE) for prompt in prompts)
+    config = engine.Config(PAGE, pages, case.batch, prefill_chunk=PAGE, verifier=case.verifier, k=case.k, invariant=True)
+    state, passes = engine.init(model, config), 0
+    for prompt, proposer, seed in zip(prompts, drafting, seeds, strict=True):
+        request = engine.Request(prompt, count, CONTROLS[case.verifier], seed, proposer=proposer)
+        state, _ = engine.submit(state, request)
+    emitted: list[list[int]] = [[] for _ in prompts]
+    while len(state.records):
+        state, plan = planned(state)
+        state, proposals = proposed(state, plan)
+        state, logits = forwarded(model, state, proposals)
+        for one, rows in zip(proposals, logits, strict=True):
+            if one.draft is not None:
+                passes += 1
+                _note(note, one.lane.id, emitted[one.lane.id], one.draft.tokens.tolist(), one.draft.parents, rows)
+        state, events = committed(state, verified(state, proposals, logits))
+        for place, tokens, _, _ in events:
+            emitted[place] += tokens
     return emitted, passes
 
 
-def _noted(law: Law, place: int, note: Callable[[int, tuple[int, ...], Tensor], None]) -> Law:
+def _noted(law: Law, note: Callable[[int, tuple[int, ...], Tensor], None]) -> Law:
     """The same law, with every row of logits shown to ``note`` at the prefix it belongs to."""
 
     def noted(logits: Tensor, generated: Sequence[int], drafted: Sequence[int], parents: Tensor | None = None) -> Tensor:
-        above = [node - 1 for node in range(len(drafted))] if parents is None else parents.tolist()
-        lines: list[tuple[int, ...]] = [tuple(generated)]
-        for token, parent in zip(drafted, above, strict=True):
-            lines.append((*lines[parent + 1], token))
-        for line, row in zip(lines, logits, strict=True):
-            note(place, line, row)
+        _note(note, 0, generated, drafted, parents, logits)
         return law(logits, generated, drafted, parents)
 
     return noted
+
+
+def _note(
+    note: Callable[[int, tuple[int, ...], Tensor], None],
+    place: int,
+    generated: Sequence[int],
+    drafted: Sequence[int],
+    parents: Tensor | None,
+    logits: Tensor,
+) -> None:
+    above = [node - 1 for node in range(len(drafted))] if parents is None else parents.tolist()
+    lines: list[tuple[int, ...]] = [tuple(generated)]
+    for token, parent in zip(drafted, above, strict=True):
+        lines.append((*lines[parent + 1], token))
+    for line, row in zip(lines, logits, strict=True):
+        note(place, line, row)
 
 
 def _digest(row: Tensor) -> str:

@@ -5,11 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_fn import SamplingParams, generate
+from specdec_fn import SamplingParams, engine, generate
 from specdec_fn.engine.attention import CAUSAL, INVARIANT
-from specdec_fn.engine.generate import begin, cached, speculative
+from specdec_fn.engine.generate import cached, speculative
 from specdec_fn.engine.law import law
-from specdec_fn.engine.together import together
 from specdec_fn.kv import branching, dense
 from specdec_fn.models import Config, invariant, llama, logits
 from specdec_fn.pytree import checking
@@ -124,15 +123,12 @@ def test_coupled_emits_one_sequence_alone_in_company_and_on_branches():
     alone = [t for one in speculative(same, *parts, quiet, rule, 0, attention=INVARIANT) for t in one.tokens]
     for drafting in (quiet, forest(1), forest(4), proposers.ngram.proposer(), proposers.ngram_tree.proposer()):
         for k in (1, 3, 8):
-            runs = [
-                begin(same, *parts, drafting, rule, k, attention=INVARIANT),
-                begin(same, key(6), *parts[1:], forest(2), rule, 5, attention=INVARIANT),
-            ]
-            emitted = [[], []]
-            for place, one in together(same, runs, INVARIANT):
-                emitted[place] += one.tokens
-            assert emitted[0] == alone
-            assert emitted[1] != alone
+            state = engine.init(MODEL, engine.Config(page_size=3, num_pages=20, prefill_chunk=2, verifier=rule, invariant=True))
+            for seed, proposer, most in ((5, drafting, k), (6, forest(2), 5)):
+                state, _ = engine.submit(state, engine.Request(prompt, 25, seed=seed, proposer=proposer, k=most))
+            state, done = engine.run(MODEL, state)
+            assert done[0].tokens == alone
+            assert done[1].tokens != alone
 
 
 def test_a_tree_under_a_rule_for_chains_is_refused_in_one_sentence():

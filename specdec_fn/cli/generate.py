@@ -1,4 +1,4 @@
-"""``specdec generate``: text from a prompt, with or without speculation."""
+"""``specdec generate``: text from a prompt, with or without speculation; or results for a whole file of prompts."""
 
 import json
 import sys
@@ -11,8 +11,26 @@ from specdec_fn.cli import options as o
 __all__ = ["as_json", "generate", "summary"]
 
 
+Prompt = Annotated[str | None, typer.Argument(help="The text to continue; - reads it from standard input.")]
+Input = Annotated[str | None, typer.Option("--input", help="A file of prompts, one JSON object a line, instead of one prompt; - is standard input.")]
+Output = Annotated[str | None, typer.Option("--output", help="Where the results of --input go; - is standard output, which cannot be continued.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="With --input: prompts that run at once.  [default: 16]")]
+Pages = Annotated[
+    int | None,
+    typer.Option(
+        "--pages",
+        min=1,
+        help="With --input: pages of the cache of keys and values; unless given, enough for the whole batch to fill the model's context, "
+        "but at most 1 GiB.",
+    ),
+]
+PageSize = Annotated[int | None, typer.Option("--page-size", min=1, help="With --input: tokens of a page.  [default: 16]")]
+Chunk = Annotated[int | None, typer.Option("--chunk", min=1, help="With --input: most prompt tokens that one pass computes.  [default: 256]")]
+Logprobs = Annotated[bool, typer.Option("--logprobs", help="With --input: also write the log-probability of every token.")]
+
+
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    prompt: Prompt = None,
     model: o.ModelName = "smollm2-135m",
     chat: Annotated[bool, typer.Option("--chat", help="Take the prompt as a user's message, through the model's chat template.")] = False,
     proposer: o.ProposerName = "ngram",
@@ -36,9 +54,28 @@ def generate(
     bad_words: o.BadWords = None,
     allowed_ids: o.AllowedIds = None,
     min_tokens: o.MinTokens = 0,
+    input_: Input = None,
+    output: Output = None,
+    batch: Batch = None,
+    pages: Pages = None,
+    page_size: PageSize = None,
+    chunk: Chunk = None,
+    logprobs: Logprobs = False,
     json_: o.Json = False,
 ) -> int:
-    """Generate text from a prompt; on a terminal, colours tell accepted, recovered and bonus tokens apart."""
+    """Generate text from a prompt; on a terminal, colours tell accepted, recovered and bonus tokens apart.
+
+    With --input and --output, run a file of prompts together. A line of the input is a JSON object: "prompt" (text or ids) or "messages"
+    (role and content, through the chat template), an "id" if you like, and any of the options below that decide tokens, by their names
+    ("max_tokens": 20). Each result is a line of the output as soon as it is there: id, index (the input's line, from 0), text, tokens,
+    finish_reason, stats and seed; what the engine refuses has an error instead, and the command exits with 1.
+
+    Killed at any moment and started again with the same command, it goes on: results that are there stay and are not computed again. A file
+    beside the output, OUTPUT.run.json, keeps what the run was begun with. A line's seed depends on --seed and its index alone. With
+    --invariant its text is the same to the last bit however the run was cut and whatever the batch; without, logits may differ in their last
+    bits with the prompts that share a pass, so the text of a prompt may, though never its law.
+    """
+    _check_mode(prompt, input_, output, {"--batch": batch, "--pages": pages, "--page-size": page_size, "--chunk": chunk, "--logprobs": logprobs})
     sampling = o.sampling_of(
         temperature,
         top_k,
@@ -53,12 +90,17 @@ def generate(
         allowed_ids,
         min_tokens,
     )
+    if input_ is not None and output is not None:
+        from specdec_fn.cli.offline import Defaults, Shape, offline
+
+        how = (chat, proposer, verifier, lossy, k, seed, max_tokens, tuple(stop or ()), ignore_eos, invariant, logprobs)
+        return offline(input_, output, Shape(batch, pages, page_size, chunk), Defaults(model, *how, sampling), json_)
     from rich.console import Console
 
     from specdec_fn.cli.colour import Painter
     from specdec_fn.doors import generate as door
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
     rule = o.verifier_of(verifier, lossy)
     target, tokenizer = o.load_model(model)
     ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
@@ -95,6 +137,20 @@ def generate(
         print()
         print(f"seed {seed} · {summary(done) if done else 'interrupted'}", file=sys.stderr)
     return 130 if interrupted else 0
+
+
+def _check_mode(prompt: str | None, input_: str | None, output: str | None, of_files: dict[str, Any]) -> None:
+    """One prompt, or two files."""
+    given = [name for name, value in {"--input": input_, "--output": output}.items() if value is not None]
+    if prompt is not None and given:
+        raise ValueError(f"the prompt is {prompt[:40]!r} and {given[0]} is given too; expected a prompt, or --input and --output")
+    if len(given) == 1:
+        raise ValueError(f"{given[0]} is given alone; expected both --input and --output")
+    if prompt is None and not given:
+        raise ValueError("there is no 'prompt'; expected one, or --input and --output for a file of prompts")
+    extra = [name for name, value in of_files.items() if value]
+    if extra and not given:
+        raise ValueError(f"{extra[0]} is given with a single prompt; expected it together with --input and --output")
 
 
 def as_json(done: Any, pieces: list[Any]) -> dict[str, Any]:

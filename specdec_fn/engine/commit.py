@@ -23,6 +23,7 @@ def committed(state: EngineState, judgements: Sequence[Judgement]) -> tuple[Engi
     Returns:
         The state after the step, and an event for each request that got tokens or ended, in the order of service.
 
+    >>> import torch
     >>> from specdec_fn.engine.request import Config, Request
     >>> from specdec_fn.engine.lifecycle import submit
     >>> from specdec_fn.engine.state import init

@@ -23,6 +23,7 @@ from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
 from specdec_fn.pytree import state as pytree_state
 from specdec_fn.random import Key, key
+from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Schedule
 from specdec_fn.speculate.proposer import Drafter
 from specdec_fn.text import Tokenizer
@@ -144,7 +145,7 @@ def init(model: Model, config: Config, tokenizer: Tokenizer | None = None) -> En
     sizes = dataclasses.replace(model.config, context=context)
     if config.invariant and model.invariant is None:
         raise ValueError(f"this {sizes.architecture} model has no invariant form; expected Config(invariant=False)")
-    terms(sizes, [0], tokenizer, Request([0], 1).sampling, config.proposer, config.verifier, config.k, 1, (), (), False)  # what it says, early
+    terms(sizes, [0], tokenizer, SamplingParams(temperature=0), config.proposer, config.verifier, config.k, 1, (), (), False)  # what it says, early
     limits = schedule.Limits(config.page_size, config.num_pages, config.max_batch, config.prefix_cache)
     own = pool(model, config)
     return EngineState(config, sizes, tokenizer, identity(model), (), key(config.seed), HashTrieMap(), schedule.init(limits), own, (), Counters())

@@ -4,6 +4,9 @@
 the spans alone (which slots are read and written, masks, who shares a call) is worked out when the value is built, not in every layer.
 """
 
+import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +22,7 @@ from specdec_fn.typing import Bool, Float, Tensor
 __all__ = ["Span", "attend", "attend_invariant", "attend_pure"]
 
 MANY = 16  # rows of a sequence from which on it has a call of its own
+STRETCH, SLACK = 1.25, 32  # a call is at most this much longer than its shortest sequence
 
 
 class Span(NamedTuple):
@@ -27,11 +31,11 @@ class Span(NamedTuple):
     Attributes:
         slots: the slots of all its positions in order, its rows in the pass included and last; of a tree, its rows in the order of the pass.
         count: its rows in the pass, the last ``count`` of those positions.
-        seen: [count, count], True at [t, s] where row t sees row s; None: row t sees the rows up to its own.
+        seen: [count, count], True at [t, s] where row t sees row s of the pass; None: it sees the rows up to its own. The diagonal is True.
     """
 
     slots: Sequence[int]
-    count: int
+    count: int  # type: ignore[assignment]
     seen: Bool[Tensor, "count count"] | None = None
 
 
@@ -40,26 +44,34 @@ class _Group(NamedTuple):
 
     Attributes:
         spans: how many.
-        count: rows of each.
-        rows: their places in the pass, or the first of a run of places.
-        read: [spans * longest] slots; or the first of a run of slots.
-        longest: keys of the longest span.
-        mask: [spans, 1, count, longest], added to the scores; None: every row sees every key.
+        each: rows of each.
+        rows: the places of all their rows in the pass; or the first, where these are a run.
+        slots: [spans * length], the slots that are read; or the first, where these are a run.
+        length: keys of the longest span; the others are made as long.
+        mask: [spans, 1, each, length], added to the scores; [spans, 1, each * share, length] where ``share`` query heads are rows; None: every
+            row sees every key, or ``causal`` says which.
+        causal: row t sees the keys up to t.
     """
 
     spans: int
-    count: int
+    each: int
     rows: Tensor | int
-    read: Tensor | int
-    longest: int
+    slots: Tensor | int
+    length: int
     mask: Tensor | None
+    causal: bool
 
 
-def attend(spans: Sequence[Span]) -> Attend:
+def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Attend:
     """Builds the attention of a pass over several sequences, whose rows lie one after another in the pass.
 
+    Args:
+        share: query heads that share a key head.
+        dtype: of the queries.
+        device: where the pool is. Where one of the three is otherwise, each layer puts that right again: the result is the same.
+
     Returns:
-        an ``attend`` value whose ``kv`` is a ``Store``, which it DONATES: it writes all rows to their slots, then attends.
+        an ``attend`` value whose ``kv`` is a ``Store``, which it DONATES: it writes the rows to their slots, then attends.
 
     >>> from types import SimpleNamespace
     >>> pool = store.init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, 2, dtype=torch.float32)
@@ -67,11 +79,13 @@ def attend(spans: Sequence[Span]) -> Attend:
     >>> attend([Span([6, 7], 2), Span([2], 1)])(pool, 0, torch.ones(3, 1, 1), torch.ones(3, 1, 1), values)[0].flatten()
     tensor([1., 2., 8.])
     """
-    spans = checked(spans)
-    written = _places([slot for span in spans for slot in span.slots[-span.count :]])
-    groups = tuple(_group(spans, members) for members in _together(spans))
-    order = [row for members in _together(spans) for row in _rows(spans, members)]
-    back = None if order == list(range(len(order))) else torch.tensor(order).argsort()
+    spans = _checked(spans)
+    written = _written(spans, device)
+    together = _together(spans)
+    groups = tuple(_group(spans, members, share, dtype, device) for members in together)
+    order = [row for members in together for row in _rows(spans, members)]
+    back = None if order == sorted(order) else torch.tensor(order, device=device).argsort()
+    room = max(group.spans * group.length if isinstance(group.slots, Tensor) else 0 for group in groups)
 
     @donates("kv")
     def paged(
@@ -81,17 +95,19 @@ def attend(spans: Sequence[Span]) -> Attend:
         key: Float[Tensor, "tokens kv_heads head_dim"],
         value: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
-        kv = _write(kv, layer, key, value, written)
-        keys, values = (store.rows(pool, layer, kv.pages) for pool in (kv.keys, kv.values))
-        out = [_call(group, query, keys, values) for group in groups]
+        kv = _with_room(store.write(kv, layer, key, value, written.to(key.device), whole=True), room)
+        out = [_call(group, query, kv, layer) for group in groups]
         whole = out[0] if len(out) == 1 else torch.cat(out)
         return (whole if back is None else whole.index_select(0, back.to(whole.device))), kv
 
     return paged
 
 
-def attend_invariant(spans: Sequence[Span]) -> Attend:
-    """Builds the attention that gives each row the bits it has where its sequence is alone in a dense cache.
+def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu") -> Attend:
+    """Builds the attention that gives each row the bits it has where its sequence is alone in a dense cache, chunk by chunk or row by row.
+
+    The keys of one sequence are laid together in order, and each of its rows makes the call that ``dense.attend_invariant`` makes at that
+    position, over exactly the keys it sees. Pages, the other sequences and their order have no part in it.
 
     >>> from types import SimpleNamespace
     >>> pool = store.init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, 2, dtype=torch.float32)
@@ -99,11 +115,12 @@ def attend_invariant(spans: Sequence[Span]) -> Attend:
     >>> attend_invariant([Span([6, 7], 2), Span([2], 1)])(pool, 0, torch.ones(3, 1, 1), torch.ones(3, 1, 1), values)[0].flatten()
     tensor([1., 2., 8.])
     """
-    spans = checked(spans)
-    written = _places([slot for span in spans for slot in span.slots[-span.count :]])
-    reads = tuple(torch.tensor(list(span.slots)) for span in spans)
+    spans = _checked(spans)
+    written = _written(spans, device)
+    slots = tuple(torch.tensor(span.slots, device=device) for span in spans)
     lines = tuple(None if span.seen is None else tuple(row.nonzero().squeeze(1) for row in span.seen) for span in spans)
     counts = [span.count for span in spans]
+    room = max(len(span.slots) for span in spans)
 
     @donates("kv")
     def paged(
@@ -113,17 +130,20 @@ def attend_invariant(spans: Sequence[Span]) -> Attend:
         key: Float[Tensor, "tokens kv_heads head_dim"],
         value: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
-        kv = _write(kv, layer, key, value, written)
+        kv = _with_room(store.write(kv, layer, key, value, written.to(key.device), whole=True), room)
         out: list[Tensor] = []
-        for part, read, own in zip(query.split(counts), reads, lines, strict=True):
-            keys, values = (store.rows(pool, layer, kv.pages).index_select(0, read.to(pool.device)) for pool in (kv.keys, kv.values))
-            start = read.shape[0] - part.shape[0]
+        for rows, places, own in zip(query.split(counts), slots, lines, strict=True):
+            keys, values = _gathered(kv, layer, places, 1, places.shape[0])
+            start = places.shape[0] - rows.shape[0]
             if own is None:
-                out += [_over(row, keys[:end], values[:end]) for end, row in enumerate(part.split(1), start + 1)]
-            else:
-                for row, line in zip(part.split(1), own, strict=True):
-                    seen = [torch.cat((pool[:start], pool[start:][line])) for pool in (keys, values)]
-                    out.append(_over(row, *seen))
+                out += [_over(row, keys, values, end) for end, row in enumerate(rows.split(1), start + 1)]
+                continue
+            branches = [part[:, :, start:].clone() for part in (keys, values)]
+            for row, line in zip(rows.split(1), own, strict=True):
+                end = start + line.shape[0]
+                for part, branch in zip((keys, values), branches, strict=True):
+                    part[:, :, start:end] = branch[:, :, line]
+                out.append(_over(row, keys, values, end))
         return torch.cat(out), kv
 
     return paged
@@ -138,7 +158,7 @@ def attend_pure(spans: Sequence[Span]) -> Attend:
     >>> pool.keys.flatten()[6], new.keys.flatten()[6]
     (tensor(0.), tensor(1.))
     """
-    spans = checked(spans)
+    spans = _checked(spans)
 
     def paged(
         kv: Store,
@@ -147,14 +167,11 @@ def attend_pure(spans: Sequence[Span]) -> Attend:
         key: Float[Tensor, "tokens kv_heads head_dim"],
         value: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
-        written = torch.tensor([slot for span in spans for slot in span.slots[-span.count :]], device=key.device)
-        kv = store.write_pure(kv, layer, key, value, written)
+        kv = store.write_pure(kv, layer, key, value, _written(spans, key.device))
         out = []
-        for span, part in zip(spans, query.split([span.count for span in spans]), strict=True):
-            read = torch.tensor(list(span.slots), device=key.device)
-            keys, values = (store.rows(pool, layer, kv.pages)[read] for pool in (kv.keys, kv.values))
-            heads = part.unflatten(1, (key.shape[1], -1))
-            scores = torch.einsum("tkgd,skd->kgts", heads, keys) / query.shape[2] ** 0.5
+        for span, rows in zip(spans, query.split([span.count for span in spans]), strict=True):
+            keys, values = (store.rows(pool, layer, kv.pages)[torch.tensor(span.slots, device=pool.device)] for pool in (kv.keys, kv.values))
+            scores = torch.einsum("tkgd,skd->kgts", rows.unflatten(1, (key.shape[1], -1)), keys) / query.shape[2] ** 0.5
             weights = scores.masked_fill(~_seen(span).to(key.device), float("-inf")).softmax(-1)
             out.append(torch.einsum("kgts,skd->tkgd", weights, values).flatten(1, 2))
         return torch.cat(out), kv
@@ -162,8 +179,10 @@ def attend_pure(spans: Sequence[Span]) -> Attend:
     return paged
 
 
-def checked(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """The spans, once they are found to be possible."""
+# Once a pass
+
+
+def _checked(spans: Sequence[Span]) -> tuple[Span, ...]:
     assert spans, "no spans: a pass has at least one row"
     for span in spans:
         assert 1 <= span.count <= len(span.slots), f"{span.count} rows among {len(span.slots)} positions"
@@ -171,19 +190,17 @@ def checked(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _seen(span: Span) -> Tensor:
-    """[count, positions], True where a row of the span sees a position."""
-    start = len(span.slots) - span.count
-    own = torch.ones(span.count, span.count, dtype=torch.bool).tril() if span.seen is None else span.seen
-    return F.pad(own, (start, 0), value=True)
+def _written(spans: Sequence[Span], device: torch.device | str) -> Tensor:
+    """The slot of every row of the pass."""
+    return torch.tensor([slot for span in spans for slot in span.slots[-span.count :]], device=device)
 
 
 def _together(spans: tuple[Span, ...]) -> list[list[int]]:
     """Which spans share a call: those of as many rows and similar length."""
     groups: list[list[int]] = []
-    for index in sorted(range(len(spans)), key=lambda i: (spans[i].count, len(spans[i].slots))):
-        span, first = spans[index], spans[groups[-1][0]] if groups else None
-        if first is not None and span.count == first.count < MANY and len(span.slots) <= 1.25 * len(first.slots) + 16:
+    for index in sorted(range(len(spans)), key=lambda index: (spans[index].count, len(spans[index].slots))):
+        span, shortest = spans[index], spans[groups[-1][0]] if groups else None
+        if shortest and span.count == shortest.count < MANY and len(span.slots) <= STRETCH * len(shortest.slots) + SLACK:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -192,58 +209,93 @@ def _together(spans: tuple[Span, ...]) -> list[list[int]]:
 
 def _rows(spans: tuple[Span, ...], members: list[int]) -> list[int]:
     """The places in the pass of the rows of some spans."""
-    starts = [0]
-    for span in spans:
-        starts.append(starts[-1] + span.count)
+    starts = [0, *itertools.accumulate(span.count for span in spans)]
     return [row for index in members for row in range(starts[index], starts[index + 1])]
 
 
-def _group(spans: tuple[Span, ...], members: list[int]) -> _Group:
+def _group(spans: tuple[Span, ...], members: list[int], share: int, dtype: torch.dtype, device: torch.device | str) -> _Group:
     group = [spans[index] for index in members]
-    count, longest = group[0].count, max(len(span.slots) for span in group)
+    count, length = group[0].count, max(len(span.slots) for span in group)
     # A span is made longer with a slot of its own: what lies elsewhere may be another's, or nothing yet, and 0 times NaN is NaN.
-    read = _places([slot for span in group for slot in (*span.slots, *[span.slots[-1]] * (longest - len(span.slots)))])
-    seen = torch.stack([F.pad(_seen(span), (0, longest - len(span.slots))) for span in group]).unsqueeze(1)
-    mask = None if seen.all() else torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-    return _Group(len(group), count, _places(_rows(spans, members)), read, longest, mask)
+    slots = [slot for span in group for slot in (*span.slots, *[span.slots[-1]] * (length - len(span.slots)))]
+    causal = length == count >= MANY and group[0].seen is None
+    mask = None if causal else _mask(group, length, share, dtype, device)
+    return _Group(len(group), count, _places(_rows(spans, members), device), _places(slots, device), length, mask, causal)
 
 
-def _places(places: list[int]) -> Tensor | int:
+def _mask(group: list[Span], length: int, share: int, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
+    """0 where a row sees a key, minus infinity where it does not."""
+    hidden = ~torch.stack([F.pad(_seen(span), (0, length - len(span.slots))) for span in group]).unsqueeze(1)
+    if not hidden.any():
+        return None
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf")).to(device)
+    return mask.repeat_interleave(share, 2) if 1 < group[0].count < MANY else mask
+
+
+def _seen(span: Span) -> Tensor:
+    """[count, positions], True where a row of the span sees a position."""
+    own = torch.ones(span.count, span.count, dtype=torch.bool).tril() if span.seen is None else span.seen.cpu()
+    return F.pad(own, (len(span.slots) - span.count, 0), value=True)
+
+
+def _places(places: list[int], device: torch.device | str) -> Tensor | int:
     """Places as a tensor, or the first of them where they are a run."""
-    return places[0] if places == list(range(places[0], places[0] + len(places))) else torch.tensor(places)
+    return places[0] if places == list(range(places[0], places[0] + len(places))) else torch.tensor(places, device=device)
 
 
-def _take(pool: Tensor, places: Tensor | int, count: int) -> Tensor:
-    """The rows of a tensor at some places: a view where they are a run, else a copy."""
-    return pool.narrow(0, places, count) if isinstance(places, int) else pool.index_select(0, places.to(pool.device))
+# In every layer
 
 
-def _write(kv: Store, layer: int, key: Tensor, value: Tensor, written: Tensor | int) -> Store:
-    if not isinstance(written, int):
-        return store.write(kv, layer, key, value, written.to(key.device), whole=True)
-    for pool, new in ((kv.keys, key), (kv.values, value)):
-        store.rows(pool, layer, kv.pages).narrow(0, written, key.shape[0]).copy_(new)
-    return kv
+def _with_room(kv: Store, slots: int) -> Store:
+    """The store with scratch for the keys and the values of so many slots."""
+    size = 2 * _half(kv, slots)
+    if not slots or (kv.scratch and kv.scratch[0].shape[0] >= size):
+        return kv
+    with torch.inference_mode(False):
+        return dataclasses.replace(kv, scratch=(kv.keys.new_empty(size),))
 
 
-def _call(group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attends for the rows of one group, [spans * count, heads, head_dim]."""
-    spans, count, longest = group.spans, group.count, group.longest
-    heads, kv_heads = query.shape[1], keys.shape[1]
-    shape = (spans, count, kv_heads, heads // kv_heads, query.shape[2])
+def _half(kv: Store, slots: int) -> int:
+    """Numbers that the keys of so many slots take, rounded up so that the values after them are aligned as a tensor of their own is."""
+    return math.ceil(slots * kv.keys.shape[2] * kv.keys.shape[3] / 64) * 64
+
+
+def _gathered(kv: Store, layer: int, slots: Tensor | int, spans: int, length: int) -> tuple[Tensor, Tensor]:
+    """Keys and values as [spans, kv_heads, length, head_dim]: where they lie if that is a run of slots, else laid together in the scratch."""
+    _, page_size, kv_heads, head_dim = kv.keys.shape
+    width = kv_heads * head_dim
+    shape, strides = (spans, kv_heads, length, head_dim), (length * width, head_dim, width, 1)
+    if isinstance(slots, int):
+        first = (layer * kv.pages * page_size + slots) * width
+        keys, values = (pool.as_strided(shape, strides, pool.storage_offset() + first) for pool in (kv.keys, kv.values))
+        return keys, values
+    room, half = kv.scratch[0], _half(kv, spans * length)
+    slots = slots.to(room.device)
+    for pool, start in ((kv.keys, 0), (kv.values, half)):
+        rows = store.rows(pool, layer, kv.pages)
+        torch.index_select(rows, 0, slots, out=room.as_strided((spans * length, kv_heads, head_dim), (width, head_dim, 1), start))
+    return room.as_strided(shape, strides, 0), room.as_strided(shape, strides, half)
+
+
+def _call(group: _Group, query: Tensor, kv: Store, layer: int) -> Tensor:
+    """Attends for the rows of one group: [spans * count, heads, head_dim]."""
+    spans, count, mask = group.spans, group.each, group.mask
+    keys, values = _gathered(kv, layer, group.slots, spans, group.length)
+    rows = query.narrow(0, group.rows, spans * count) if isinstance(group.rows, int) else query.index_select(0, group.rows.to(query.device))
+    mask = mask if mask is None else mask.to(query.device, query.dtype)
+    if count >= MANY:
+        out = F.scaled_dot_product_attention(rows.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, is_causal=group.causal, enable_gqa=True)
+        return out.squeeze(0).transpose(0, 1)
     # The query heads that share a key head are rows of the call beside one another: no key is read twice.
-    folded = _take(query, group.rows, spans * count).reshape(shape).transpose(1, 2).flatten(2, 3)
-    read = [_take(pool, group.read, spans * longest).unflatten(0, (spans, longest)).transpose(1, 2) for pool in (keys, values)]
-    mask = group.mask
-    if mask is not None:
-        mask = mask.to(query.device, query.dtype)
-        if count > 1:
-            mask = mask.repeat_interleave(shape[3], 2)
-    out = F.scaled_dot_product_attention(folded, *read, attn_mask=mask)
-    return out.unflatten(2, (count, shape[3])).transpose(1, 2).reshape(spans * count, heads, query.shape[2])
+    apart = (spans, count, keys.shape[1], -1, query.shape[2])
+    folded = rows.reshape(apart).transpose(1, 2).flatten(2, 3)
+    if mask is not None and mask.shape[2] not in (1, folded.shape[2]):
+        mask = mask[:, :, :: mask.shape[2] // count].repeat_interleave(folded.shape[2] // count, 2)
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    return out.unflatten(2, (count, -1)).transpose(1, 2).reshape(spans * count, *query.shape[1:])
 
 
-def _over(row: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One query row over exactly these keys: the call of ``dense.over``, shape by shape and stride by stride."""
-    folded = row.clone(memory_format=torch.contiguous_format).view(1, keys.shape[1], -1, keys.shape[2])
-    return F.scaled_dot_product_attention(folded, *(part.transpose(0, 1).unsqueeze(0) for part in (keys, values))).reshape(row.shape)
+def _over(row: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
+    """One query row over the first ``end`` keys: the call of ``dense.over``, shape by shape and stride by stride."""
+    folded = row.clone(memory_format=torch.contiguous_format).view(1, keys.shape[1], -1, keys.shape[3])
+    return F.scaled_dot_product_attention(folded, keys[:, :, :end], values[:, :, :end]).reshape(row.shape)

@@ -102,12 +102,13 @@ def retain(pool: PagePool, ids: Sequence[int]) -> PagePool:
     2
     """
     held = pool.held
+    counts: dict[int, int] = {}
     for page in ids:
-        count = held.get(page)
+        count = counts.get(page) or held.get(page)
         if count is None:
             raise ValueError(f"retain received page {page}, which is free; expected a page that is held")
-        held = held.insert(page, count + 1)
-    return PagePool(pool.num_pages, pool.virgin, pool.free, pool.freed, held)
+        counts[page] = count + 1
+    return PagePool(pool.num_pages, pool.virgin, pool.free, pool.freed, held.update(counts))
 
 
 def release(pool: PagePool, ids: Sequence[int]) -> PagePool:
@@ -128,19 +129,22 @@ def release(pool: PagePool, ids: Sequence[int]) -> PagePool:
     ValueError: release received page 0, which is free; expected a page that is held, at most as often as it has references
     """
     num_pages, virgin, free, freed, held = pool
+    counts: dict[int, int] = {}
     gone: list[int] = []
     for page in ids:
-        count = held.get(page)
+        count = counts.get(page)
         if count is None:
+            count = held.get(page, 0)
+        if not count:
             raise ValueError(f"release received page {page}, which is free; expected a page that is held, at most as often as it has references")
+        counts[page] = count - 1
         if count == 1:
-            held = held.remove(page)
             gone.append(page)
-        else:
-            held = held.insert(page, count - 1)
     for page in reversed(gone):
+        del counts[page]
+        held = held.remove(page)
         free = free.push_front(page)
-    return PagePool(num_pages, virgin, free, freed + len(gone), held)
+    return PagePool(num_pages, virgin, free, freed + len(gone), held.update(counts) if counts else held)
 
 
 def free_count(pool: PagePool) -> int:

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.kv.dense import Sizes
 from specdec_fn.pytree import donates, state
@@ -27,6 +26,8 @@ class Store:
         layers: of the model.
         pages: for each layer.
         page_size: slots of a page.
+        scratch: room where a pass lays keys and values together; what it holds means nothing between two calls. A pass that asked for fresh
+            memory in every layer would have it taken back and zeroed by the system each time, at the price of the attention itself.
     """
 
     keys: Tensor
@@ -34,10 +35,11 @@ class Store:
     layers: int
     pages: int
     page_size: int
+    scratch: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values together."""
+        """Bytes of keys and values together, without the scratch."""
         return self.keys.nbytes + self.values.nbytes
 
 
@@ -79,7 +81,10 @@ def rows(pool: Float[Tensor, "all_pages page_size kv_heads head_dim"], layer: in
     >>> rows(torch.arange(8.0).reshape(4, 2, 1, 1), 1, 2).flatten()
     tensor([4., 5., 6., 7.])
     """
-    return pool.narrow(0, layer * pages, pages).flatten(0, 1)
+    _, page_size, kv_heads, head_dim = pool.shape
+    width, slots = kv_heads * head_dim, pages * page_size
+    # One operator where narrowing and flattening are two: a pass does this several times a layer.
+    return pool.as_strided((slots, kv_heads, head_dim), (width, head_dim, 1), pool.storage_offset() + layer * slots * width)
 
 
 @donates("store")
@@ -181,8 +186,7 @@ def clone(store: Store) -> Store:
     False
     """
     with torch.inference_mode(False):
-        copy: Store = torch_pytree.tree_map(torch.clone, store)
-        return copy
+        return dataclasses.replace(store, keys=store.keys.clone(), values=store.values.clone(), scratch=())
 
 
 def _kept(key: Tensor, value: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:

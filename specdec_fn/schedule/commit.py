@@ -59,13 +59,14 @@ def _after(entry: Entry, one: Done) -> Entry:
     """A request with the tokens and the slots of its lane's result, which is checked."""
     id, priority, arrival, tokens, prompt, limit, most, salt, (held, _), tip, epoch, hit, passed = entry
     (_, _, _, stop, k), kept, emitted, finished = one
-    expected = kept + 1 if stop == len(tokens) else 0
+    last = stop == len(tokens)
+    expected = kept + 1 if last else 0
     tokens += tuple(emitted)
     if not 0 <= kept <= k:
         raise ValueError(f"request {id} keeps {kept} drafted rows; expected 0 to {k}, as its lane has")
     if not finished and len(emitted) != expected:
         raise ValueError(f"request {id} emits {len(emitted)} tokens; expected {expected}, since it goes on")
-    if len(tokens) > limit or (len(tokens) == limit and not finished):
+    if len(tokens) > limit or (len(tokens) == limit and last and not finished):
         raise ValueError(f"request {id} has {len(tokens)} tokens of at most {limit}; expected no more, and to be finished there")
     # A request that ends inside the accepted tokens keeps the rows of those that were emitted.
     table = _new(Table, (held, min(stop + kept, len(tokens))))

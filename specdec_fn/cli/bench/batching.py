@@ -48,7 +48,9 @@ def batching(
         facts = {"threads": torch.get_num_threads(), "load": load_average(), "batch": batch, "max_tokens": max_tokens, "passed": passed}
         print(json.dumps(facts | {"tokens_per_second": rates, "step_ms": step_ms, "ratios": ratios}))
         return 0 if passed else 1
-    table = Table(title=f"plain decoding, {max_tokens} tokens a request, {torch.get_num_threads()} threads, {repeats} rounds, a step of each in turns")
+    table = Table(
+        title=f"plain decoding, {max_tokens} tokens a request, {torch.get_num_threads()} threads, {repeats} rounds, a step of each in turns"
+    )
     for column in ("", "milliseconds a step", "tokens a second"):
         table.add_column(column, justify="right" if column else "left")
     for name in rates:
