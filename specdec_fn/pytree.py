@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import torch
 from torch.utils import _pytree as torch_pytree
 
-__all__ = ["DonatedError", "checking", "donates", "state"]
+__all__ = ["DonatedError", "alive", "checking", "donates", "enforced", "state"]
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,6 +95,28 @@ def checking() -> Iterator[None]:
         _checking.reset(token)
 
 
+def enforced() -> bool:
+    """Whether donation is enforced here: inside ``checking()``.
+
+    >>> with checking():
+    ...     enforced()
+    True
+    """
+    return _checking.get()
+
+
+def alive(value: Any, name: str) -> None:
+    """Refuses a value whose tensors were given away, which may not even be read.
+
+    Raises:
+        DonatedError: a tensor of it has no storage any more.
+
+    >>> alive((torch.zeros(2),), "pool")
+    """
+    if any(_freed(leaf) for leaf in torch_pytree.tree_leaves(value)):
+        raise DonatedError(f"{name} was given away by an earlier call; use the value that call returned")
+
+
 def donates(*names: str) -> Callable[[F], F]:
     """Marks a function that may reuse the storage of the named arguments; callers must use the returned value instead.
 
@@ -121,8 +143,7 @@ def donates(*names: str) -> Callable[[F], F]:
             given = {name: bound.arguments[name] for name in names if name in bound.arguments}
             old = [leaf for value in given.values() for leaf in torch_pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
             for name, value in given.items():
-                if any(_freed(leaf) for leaf in torch_pytree.tree_leaves(value)):
-                    raise DonatedError(f"{function.__name__}: argument {name!r} was given away by an earlier call; use the value that call returned")
+                alive(value, f"{function.__name__}: argument {name!r}")
                 bound.arguments[name] = torch_pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
             result = function(*bound.args, **bound.kwargs)
             for leaf in old:

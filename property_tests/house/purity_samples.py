@@ -3,7 +3,6 @@
 ``test_purity`` calls every function on them; ``purity_samples_engine`` beside this file has those of the scheduler and the engine.
 """
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -23,6 +22,7 @@ from specdec_fn.models import Config, RopeConfig, llama, model, product, rope, t
 from specdec_fn.sampling import SamplingParams, distribution, draw, narrow, params, processors, truncation
 from specdec_fn.speculate import (
     Draft,
+    Proposer,
     Tape,
     draft,
     expected,
@@ -62,6 +62,7 @@ class Sample(NamedTuple):
 
 def call(*args: Any, **kwargs: Any) -> Call:
     return Call(args, kwargs)
+
 
 def table(*shape: int) -> Tensor:
     """Numbers that look like weights, the same each time."""
@@ -240,14 +241,22 @@ def model_rooms() -> Iterator[Sample]:
     yield Sample(llama.model, lambda: call(sizes("llama"), weights_of(sizes("llama"))))
     yield Sample(model.causal, lambda: call(None, 0, table(3, 2, 4), table(3, 1, 4), table(3, 1, 4)))
     yield Sample(toy.bigram, lambda: call(laws(4, 4)))
+    yield Sample(toy.llama, lambda: call(random.key(2), vocab_size=5, layers=1, width=4, heads=1, head_dim=4, ffn=3))
     for made in (bigram(), tiny("llama"), tiny("qwen2", tied=True), tiny("qwen3")):
         yield Sample(model.invariant, lambda made=made: call(made))
+        yield Sample(model.parameter, lambda made=made: call(made))
         yield Sample(model.logits, lambda made=made: call(made, [1, 0, 3]))
         yield Sample(model.logits, lambda made=made: call(made, ids(1, 0, 3)))
         for form in (made, made.invariant):
             for step in (form.apply, form.prefill):
                 yield Sample(step, lambda made=made: call(made.params, ids(1, 0, 3), ids(2, 3, 4), cache(), dense.attend_pure))
                 yield Sample(step, lambda made=made: call(made.params, ids(1), ids(0), None, model.causal))
+            if form.apply_at is not None:
+                for asked in (ids(2, 0), ids()):
+                    yield Sample(
+                        form.apply_at,
+                        lambda made=made, asked=asked: call(made.params, ids(1, 0, 3), ids(2, 3, 4), cache(), dense.attend_pure, asked),
+                    )
 
 
 def one_of_each(config: Config) -> Callable[[str], Tensor]:
@@ -438,9 +447,21 @@ def speculation_rooms() -> Iterator[Sample]:
     for guess in (ngram, scripted, proposers.paying.proposer(scripted), proposers.named("ngram"), proposers.ngram_tree.proposer()):
         yield Sample(guess.init, lambda: call([1, 2, 1]))
         yield Sample(guess.propose, lambda guess=guess: call(random.key(0), guess.init([1, 2, 1]), [1, 2, 1], 3, position=3))
+    yield Sample(proposers.draft_model.proposer, lambda: call(tiny(), sampling=FIXED, vocab_size=7))
+    for made, settings in ((bigram(), SamplingParams(0.7)), (tiny(), FIXED), (model.invariant(tiny()), SamplingParams(0.0))):
+        guess = proposers.draft_model.proposer(made, sampling=settings)
+        yield Sample(guess.init, lambda: call([1, 2, 1]))
+        yield Sample(guess.propose, lambda guess=guess: call(random.key(0), guess.init([1, 2, 1]), [1, 2, 1], 3, position=3))
+        yield Sample(guess.propose, lambda guess=guess: call(random.key(0), held(guess), [1, 2, 1, 3, 0], 3, position=5))
+    yield Sample(guess.propose, lambda: call(random.key(0), guess.init([1]), [1], -1, position=1), ValueError)
     watched = proposers.paying.proposer(scripted)
     later = watched.propose(random.key(0), watched.init([1]), [1], 3, position=1)[0]
     yield Sample(watched.propose, lambda: call(random.key(0), later, [1, 2, 2], 3, position=3))
+
+
+def held(guess: Proposer) -> Any:
+    """The state of a proposer that has drafted once."""
+    return guess.propose(random.key(0), guess.init([1, 2, 1]), [1, 2, 1], 2, position=3)[0]
 
 
 def estimator_rooms() -> Iterator[Sample]:
@@ -464,7 +485,6 @@ def estimator_rooms() -> Iterator[Sample]:
     yield Sample(rows.check_floats, lambda: call(p=half, q=None))
     yield Sample(rows.check_ids, lambda: call("tokens", ids(0, 1), 2))
     yield Sample(rows.check_ids, lambda: call("tokens", ids(0, -1), 2), ValueError)
-
 
 
 def samples() -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EFFECTS = ("doors.py", "load.py", "measure.py", "__init__.py", "__main__.py", "cli", "stages", "serve", "adapters")  # floors 4 and up
+EFFECTS = ("batch", "doors.py", "load.py", "measure.py", "__init__.py", "__main__.py", "cli", "stages", "serve", "adapters")  # floors 4 and up
 ROOMS = sorted(
     path
     for package in (ROOT / "specdec_fn", ROOT / "kernels" / "specdec_kernels")

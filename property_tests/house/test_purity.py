@@ -2,8 +2,8 @@
 
 Each is called on sample arguments. Afterwards its arguments, and whatever it closes over, are what they were; every tensor of its result is an
 argument's own tensor handed on, or lies in memory of its own; and a second call gives the same, bit for bit. What a function marked
-``@donates`` takes by those names is excepted from the first two. Functions that come out of a call (the parts of a Verifier, of a Proposer, of
-a Model, of a Tokenizer) are walked as well.
+``@donates`` takes by those names may lose the contents of its tensors, and nothing else of it may change. Functions that come out of a call (the
+parts of a Verifier, of a Proposer, of a Model, of a Tokenizer) are walked as well. The samples are in ``purity_samples`` beside this file.
 """
 
 import copy
@@ -66,12 +66,16 @@ def ours(function: Any) -> bool:
     return isinstance(inner, types.FunctionType) and inner.__module__.split(".")[0] in ("specdec_fn", "specdec_kernels")
 
 
+CHAINS = (rpds.List, rpds.Queue, rpds.Stack)  # persistent, and no Sequences; the persistent map is a Mapping, in an order of chance
+
+
 def parts(value: Any) -> Iterator[Any]:
     """What a container holds: of functions, what they close over, are bound to, or take by default."""
     if isinstance(value, Mapping) and not isinstance(value, types.ModuleType):
         yield from itertools.chain.from_iterable(value.items())
-    elif isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes, bytearray, memoryview)):
+    elif isinstance(value, (Sequence, Set, *CHAINS)) and not isinstance(value, (str, bytes, bytearray, memoryview)):
         yield from value
+        yield from getattr(value, "__dict__", {}).values()  # a named tuple may have attributes beside its items
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from (getattr(value, field.name) for field in dataclasses.fields(value))
     elif isinstance(value, functools.partial):
@@ -106,11 +110,13 @@ def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
         yield from leaves(part, seen)
 
 
-def image(value: Any, seen: tuple[int, ...] = ()) -> Any:
-    """A picture of a value in plain immutable Python: equal pictures, equal values, bit for bit."""
+def image(value: Any, seen: tuple[int, ...] = (), bits: bool = True) -> Any:
+    """A picture of a value in plain immutable Python: equal pictures, equal values, bit for bit; without ``bits``, but for what tensors hold."""
     if id(value) in seen:
         return "again"
     seen = (*seen, id(value))
+    if isinstance(value, Tensor) and not bits:
+        return "tensor", str(value.dtype), tuple(value.shape)
     if isinstance(value, Tensor):
         raw = value.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return "tensor", str(value.dtype), tuple(value.shape), value.requires_grad, raw
@@ -125,14 +131,16 @@ def image(value: Any, seen: tuple[int, ...] = ()) -> Any:
     if isinstance(value, type):
         return "type", value.__module__, value.__qualname__, tuple(getattr(value, "__dataclass_fields__", ()))
     if callable(value) and not isinstance(value, tuple):
-        inside = tuple(image(part, seen) for part in parts(value))
+        inside = tuple(image(part, seen, bits) for part in parts(value))
         return ("function", name_of(value), *inside) if isinstance(bare(value), types.FunctionType) else ("callable", type(value).__qualname__)
     if isinstance(value, Set):
-        return type(value).__name__, tuple(sorted((image(item, seen) for item in value), key=repr))
+        return type(value).__name__, tuple(sorted((image(item, seen, bits) for item in value), key=repr))
+    if isinstance(value, rpds.HashTrieMap):
+        return "HashTrieMap", tuple(sorted((image(pair, seen, bits) for pair in value.items()), key=repr))
     if value is None or isinstance(value, (bool, int, str, torch.dtype, torch.device)):
         return type(value).__name__, repr(value)
-    inside = tuple(image(part, seen) for part in parts(value))
-    if inside or isinstance(value, (Mapping, Sequence)) or dataclasses.is_dataclass(value):
+    inside = tuple(image(part, seen, bits) for part in parts(value))
+    if inside or isinstance(value, (Mapping, Sequence, *CHAINS)) or dataclasses.is_dataclass(value):
         return (type(value).__qualname__, *inside)
     if type(value).__module__.startswith("tokenizers"):  # the library's own objects: words of Rust, which pickle as what they do
         return type(value).__qualname__, _pickled(value)
@@ -155,7 +163,7 @@ def memory(value: Any) -> list[tuple[int, int]]:
             ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
         elif isinstance(leaf, np.ndarray):
             ranges.append(np.lib.array_utils.byte_bounds(leaf))
-        elif isinstance(leaf, (bytearray, memoryview)) and len(leaf):
+        elif isinstance(leaf, (bytes, bytearray, memoryview)) and len(leaf):
             ranges.append(np.lib.array_utils.byte_bounds(np.frombuffer(leaf, np.uint8)))
     return [(start, end) for start, end in ranges if end > start]
 
@@ -179,11 +187,11 @@ def examine(sample: Sample) -> Report:
     """Calls a function twice and says what a pure one would not have done."""
     function, given = sample.function, sample.make()
     donated = set(getattr(function, "donated", ()))
-    kept = _kept(function, given, donated)
-    before = image(kept)
+    kept, lent = _kept(function, given, donated)
+    before = image(kept), image(lent, bits=False)
     result = _run(sample, given)
     faults = []
-    if image(kept) != before:
+    if (image(kept), image(lent, bits=False)) != before:
         faults.append("an argument, or what the function closes over, has changed")
     held, taken = list(leaves(kept)), memory(kept)
     for leaf in (leaf for leaf in leaves(result) if not callable(leaf)):
@@ -198,12 +206,13 @@ def examine(sample: Sample) -> Report:
     return Report(result, faults)
 
 
-def _kept(function: Any, given: Call, donated: Set[str]) -> Any:
-    """What a call must leave alone: its arguments but for the donated ones, and what the function closes over."""
+def _kept(function: Any, given: Call, donated: Set[str]) -> tuple[Any, Any]:
+    """What a call must leave alone: its arguments, and what the function closes over; and the donated ones, of which only tensors may change."""
     if not donated:
-        return given.args, given.kwargs, function
+        return (given.args, given.kwargs, function), ()
     bound = inspect.signature(bare(function)).bind(*given.args, **given.kwargs)
-    return {name: value for name, value in bound.arguments.items() if name not in donated}, function
+    kept = {name: value for name, value in bound.arguments.items() if name not in donated}
+    return (kept, function), [value for name, value in bound.arguments.items() if name in donated]
 
 
 def _run(sample: Sample, given: Call) -> Any:
@@ -301,6 +310,10 @@ def eats(pool: Tensor, amount: list[float]) -> Tensor:
     return pool + amount.pop()
 
 
+def reshapes(pool: Tensor, amount: list[float]) -> Tensor:
+    return pool.unsqueeze_(0).clone()
+
+
 def slices(pool: Tensor, amount: list[float]) -> dict[str, Tensor]:
     return {"rest": pool[1:]}
 
@@ -331,6 +344,10 @@ def views_an_array(pool: np.ndarray, amount: list[float]) -> tuple[np.ndarray, T
     return pool[1:], torch.from_numpy(pool)
 
 
+def views_bytes(pool: bytes, amount: list[float]) -> np.ndarray:
+    return np.frombuffer(pool, np.uint8)
+
+
 def keeping() -> Callable[[Tensor, list[float]], Tensor]:
     kept = torch.zeros(3)
 
@@ -358,6 +375,7 @@ CHANGED, INSIDE, AGAIN = "has changed", "lies in an argument's memory", "gave an
         (slices, (INSIDE,)),
         (views_a_buffer, (INSIDE,)),
         (views_an_array, (INSIDE,)),
+        (views_bytes, (INSIDE,)),
         (draws, (AGAIN,)),
         (counting(), (CHANGED,)),
         (keeping(), (INSIDE,)),
@@ -366,12 +384,14 @@ CHANGED, INSIDE, AGAIN = "has changed", "lies in an argument's memory", "gave an
         (pytree.donates("pool")(slices), ()),
         (pytree.donates("pool")(eats), (CHANGED,)),
         (pytree.donates("amount")(slices), (INSIDE,)),
+        (pytree.donates("amount")(eats), (CHANGED,)),
+        (pytree.donates("pool")(reshapes), (CHANGED,)),
     ],
 )
 def test_the_checker_finds_what_is_impure(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], found: tuple[str, ...]) -> None:
     """A function that mutates, aliases, remembers or draws is found, by the fault it has; pure and donating ones pass."""
     monkeypatch.setitem(globals(), "ours", lambda value: isinstance(bare(value), types.FunctionType))  # these functions are not the house's
-    pool = {views_a_buffer: bytearray(b"abcd"), views_an_array: np.ones(3)}.get(bare(function), torch.ones(2))
+    pool = {views_a_buffer: bytearray(b"abcd"), views_an_array: np.ones(3), views_bytes: b"abcd"}.get(bare(function), torch.ones(2))
     faults = examine(Sample(function, lambda: call(copy.deepcopy(pool), [1.0, 2.0, 2.0, 2.0]))).faults
     for fault in (CHANGED, INSIDE, AGAIN):
         assert any(fault in line for line in faults) == (fault in found), faults
@@ -384,19 +404,42 @@ def test_a_public_function_without_a_sample_is_missed() -> None:
     assert names_missed == ["specdec_fn.random:bits"]
 
 
+def persistent(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.dictionaries(st.text(), inner).map(rpds.HashTrieMap) | st.lists(inner).map(rpds.List) | st.lists(inner).map(rpds.Queue)
+
+
 VALUES = st.recursive(
     st.none() | st.integers() | st.floats() | st.text() | st.binary() | st.lists(st.floats(width=32)).map(torch.tensor),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner) | persistent(inner),
     max_leaves=8,
 )
+
+
+def copied(value: Any) -> Any:
+    """A deep copy, with maps whose items come in other orders."""
+    if isinstance(value, rpds.HashTrieMap):
+        return rpds.HashTrieMap({key: copied(item) for key, item in value.items()})
+    if isinstance(value, (rpds.List, rpds.Queue, list, tuple)):
+        return type(value)([copied(item) for item in value])
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return copy.deepcopy(value)
 
 
 @hypothesis.given(VALUES, st.lists(st.floats(width=32), min_size=1), st.integers(0))
 def test_a_picture_is_of_every_bit(value: Any, numbers: list[float], place: int) -> None:
     """A copy has the same picture; one bit flipped, however deep, gives another."""
-    whole = {"a": [value, (torch.tensor(numbers), value)]}
-    flipped = copy.deepcopy(whole)
+    whole = {"a": [value, rpds.List([rpds.Queue([(rpds.HashTrieMap({"b": torch.tensor(numbers)}), value)])])]}
+    flipped = copied(whole)
     assert image(flipped) == image(whole)
-    words = flipped["a"][1][0].view(torch.int32)
+    words = next(iter(next(iter(flipped["a"][1]))))[0]["b"].view(torch.int32)
     words[place % len(numbers)] ^= 1
     assert image(flipped) != image(whole)
+    assert image(flipped, bits=False) == image(whole, bits=False)
+
+
+def test_attributes_of_a_tuple_are_in_the_picture() -> None:
+    pair = type("Pair", (tuple,), {})
+    one, other = pair((1, 2)), pair((1, 2))
+    one.text, other.text = "a", "b"
+    assert image(one) != image(other)

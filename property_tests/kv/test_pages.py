@@ -64,6 +64,18 @@ class PoolMachine(RuleBasedStateMachine):
                 pages.release(self.pool, ids)
             assert books(self.pool) == before
 
+    def among_the_held(self, picks: list[int]) -> list[int]:
+        held = [page for page, count in enumerate(self.counts) if count]
+        return [held[pick % len(held)] for pick in picks] if held else []
+
+    @rule(picks=IDS)
+    def retain_held_pages(self, picks: list[int]) -> None:
+        self.retain(self.among_the_held(picks))
+
+    @rule(picks=IDS)
+    def release_held_pages(self, picks: list[int]) -> None:
+        self.release(self.among_the_held(picks))
+
     @rule()
     def remember(self) -> None:
         self.pasts.append((self.pool, list(self.counts)))
@@ -154,7 +166,7 @@ def test_what_a_rollback_gives_back_its_sequence_gets_again(kept: int, rows: lis
 def test_a_pool_without_pages_is_refused(num_pages: int) -> None:
     with pytest.raises(ValueError, match=f"num_pages is {num_pages}; expected at least 1"):
         pages.init(num_pages)
-    with pytest.raises(TypeError, match=r"num_pages is 2\.5; expected a whole number"):
+    with pytest.raises(TypeError, match=r"2\.5"):
         pages.init(2.5)  # type: ignore[arg-type]
 
 

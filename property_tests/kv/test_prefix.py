@@ -56,8 +56,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.undo()
 
-    @initialize(num_pages=st.integers(2, 8), page_size=st.integers(1, 3))
-    def empty(self, num_pages: int, page_size: int) -> None:
+    @initialize(num_pages=st.integers(2, 8), page_size=st.integers(1, 3), first=TOKENS)
+    def empty(self, num_pages: int, page_size: int, first: list[int]) -> None:
         self.size = page_size
         self.pool = pages.init(num_pages)
         self.cache = prefix.init()
@@ -65,6 +65,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.kept: list[Kept] = []
         self.idle: list[int] = []  # least recently used first
+        self.texts: list[tuple[list[int], bytes]] = []  # what was computed before
+        self.begin(first, b"")
 
     def holders(self, page: int) -> int:
         return sum(page in one.table.pages for one in self.sequences)
@@ -105,19 +107,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, salt=SALTS)
     def start(self, tokens: list[int], salt: bytes) -> None:
-        if len(self.sequences) < 4:
-            self.begin(tokens, salt)
+        if len(self.sequences) == 3:
+            self.leave(0)
+        self.begin(tokens, salt)
 
-    @rule(which=WHICH, cut=st.integers(1, 8), salt=SALTS)
-    def start_with_what_another_has(self, which: int, cut: int, salt: bytes) -> None:
-        if 0 < len(self.sequences) < 4:
-            self.begin(self.sequences[which % len(self.sequences)].tokens[:cut], salt)
+    @rule(which=WHICH, cut=st.integers(1, 9), more=st.lists(st.integers(0, 1), max_size=3))
+    def start_like_an_earlier_one(self, which: int, cut: int, more: list[int]) -> None:
+        if self.texts:
+            text, salt = self.texts[-1 - which % len(self.texts)]
+            self.start(text[:cut] + more, salt)
 
     @rule(which=WHICH, more=st.lists(st.integers(0, 1), max_size=3), drafts=st.integers(0, 4))
     def compute(self, which: int, more: list[int], drafts: int) -> None:
         """A pass over all that is not computed yet and some drafts, which are refused; what is full is published."""
-        if not self.sequences:
-            return
         one = self.sequences[which % len(self.sequences)]
         one.tokens = one.tokens + more if len(one.tokens) < 12 else one.tokens
         start, stop = one.table.length, len(one.tokens)
@@ -139,6 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
         done = one.tip.pages
         self.cache, self.pool, one.tip = prefix.publish(self.cache, self.pool, one.table, one.tokens, one.tip, page_size=self.size)
         assert one.tip.pages == stop // self.size == len(one.table.pages) - (stop % self.size > 0)
+        self.texts = [*self.texts[-9:], (one.tokens, one.salt)]
         if not self.hashing:
             self.publish_in_the_model(one, done)
 
@@ -159,10 +162,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def fork(self, which: int) -> None:
-        if 0 < len(self.sequences) < 4:
-            one = self.sequences[which % len(self.sequences)]
-            self.pool, twin = table.fork(self.pool, one.table)
-            self.sequences.append(Sequence(twin, one.tip, list(one.tokens), one.salt, one.last))
+        one = self.sequences[which % len(self.sequences)]
+        self.pool, twin = table.fork(self.pool, one.table)
+        self.sequences.append(Sequence(twin, one.tip, list(one.tokens), one.salt, one.last))
+        if len(self.sequences) > 3:
+            self.leave(0)
 
     def leave(self, which: int) -> Sequence:
         one = self.sequences.pop(which % len(self.sequences))
@@ -172,14 +176,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def end(self, which: int) -> None:
-        if self.sequences:
+        if len(self.sequences) > 1:
             self.leave(which)
 
     @rule(which=WHICH)
     def preempt_and_begin_again(self, which: int) -> None:
-        if self.sequences:
-            one = self.leave(which)
-            self.begin(one.tokens, one.salt)
+        one = self.leave(which)
+        self.begin(one.tokens, one.salt)
 
     @rule(count=st.integers(0, 5))
     def evict(self, count: int) -> None:

@@ -26,8 +26,8 @@ class TableMachine(RuleBasedStateMachine):
     def empty(self, num_pages: int, page_size: int) -> None:
         self.size = page_size
         self.pool = pages.init(num_pages)
-        self.tables: list[Table] = []
-        self.texts: list[list[int]] = []
+        self.tables = [Table(), Table()]
+        self.texts: list[list[int]] = [[], []]
         self.memory: dict[int, int] = {}
         self.writes = 0
 
@@ -39,16 +39,8 @@ class TableMachine(RuleBasedStateMachine):
         places = {position // self.size for position in range(one.length, one.length + count)}
         return sum(place >= len(one.pages) or self.holders(one.pages[place]) > 1 for place in places)
 
-    @rule()
-    def start(self) -> None:
-        if len(self.tables) < 4:
-            self.tables.append(Table())
-            self.texts.append([])
-
-    @rule(which=WHICH, count=st.integers(0, 9), kept=st.integers(0, 9), rollback=st.booleans())
+    @rule(which=WHICH, count=st.integers(0, 6), kept=st.integers(0, 6), rollback=st.booleans())
     def run(self, which: int, count: int, kept: int, rollback: bool) -> None:
-        if not self.tables:
-            return
         which %= len(self.tables)
         one, text = self.tables[which], self.texts[which]
         wanted, free = self.wanted(one, count), pages.free_count(self.pool)
@@ -79,27 +71,29 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, length=st.integers(0, 20))
     def truncate(self, which: int, length: int) -> None:
-        if self.tables:
-            which %= len(self.tables)
-            length = min(length, len(self.texts[which]))
-            self.pool, self.tables[which] = table.truncate(self.pool, self.tables[which], length, page_size=self.size)
-            del self.texts[which][length:]
-            assert len(self.tables[which].pages) == len({position // self.size for position in range(length)})
+        which %= len(self.tables)
+        length = min(length, len(self.texts[which]))
+        self.pool, self.tables[which] = table.truncate(self.pool, self.tables[which], length, page_size=self.size)
+        del self.texts[which][length:]
+        assert len(self.tables[which].pages) == len({position // self.size for position in range(length)})
 
     @rule(which=WHICH)
     def fork(self, which: int) -> None:
-        if 0 < len(self.tables) < 4:
-            which %= len(self.tables)
-            self.pool, twin = table.fork(self.pool, self.tables[which])
-            self.tables.append(twin)
-            self.texts.append(list(self.texts[which]))
+        which %= len(self.tables)
+        self.pool, twin = table.fork(self.pool, self.tables[which])
+        self.tables.append(twin)
+        self.texts.append(list(self.texts[which]))
+        if len(self.tables) > 4:
+            self.end(0)
 
     @rule(which=WHICH)
     def end(self, which: int) -> None:
-        if self.tables:
-            which %= len(self.tables)
-            self.pool = table.release(self.pool, self.tables.pop(which))
-            self.texts.pop(which)
+        """One sequence ends; where it was the last, another starts."""
+        which %= len(self.tables)
+        self.pool = table.release(self.pool, self.tables.pop(which))
+        self.texts.pop(which)
+        if not self.tables:
+            self.tables, self.texts = [Table()], [[]]
 
     @invariant()
     def every_sequence_reads_what_it_wrote(self) -> None:

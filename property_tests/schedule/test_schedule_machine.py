@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec_fn.kv import pages, prefix, table
 from specdec_fn.random import key, uniform
@@ -27,7 +27,7 @@ Memory = dict[int, tuple[bytes, tuple[int, ...]]]
 
 def following(context: Sequence[int]) -> int:
     """The token that the pretended model emits behind a context; it sees a few tokens, so that contexts meet again."""
-    return (3 * context[-1] + sum(context[-3:]) + len(context) // 5) % 9
+    return STOP if sum(context[-5:]) % 19 == 7 else (3 * context[-1] + sum(context[-3:]) + len(context) // 5) % STOP
 
 
 def solo(tokens: tuple[int, ...], limit: int) -> tuple[int, ...]:
@@ -193,25 +193,35 @@ def committed(machine: Machine, done: Sequence[Done], wanted: dict[int, tuple[in
     before = {entry.id: entry.tokens for entry in machine.state.running}
     state = commit(machine.state, done)
     running = {entry.id: entry for entry in state.running}
-    for id, _, tokens, finished in ((one.lane.id, one.kept, one.tokens, one.finished) for one in done):
+    for lane, _, tokens, finished in done:
+        id = lane.id
         if id in before and id not in running:
             assert finished
             assert (*before[id], *tokens) == wanted.pop(id)
-        elif id in running:
-            assert running[id].table.length == len(running[id].tokens) - 1 or not tokens
+        elif id in running and running[id].tokens != before[id]:
+            assert running[id].tokens == (*before[id], *tokens)
+            assert running[id].table.length == len(running[id].tokens) - 1
     return Machine(state, machine.memory)
 
 
 ROWS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
-BUDGET = st.integers(0, 9)
+BUDGET = st.sampled_from([9, 3, 6, 4, 2, 1, 0])
+# Tokens, how many more, k, priority, salt.
+ARRIVAL = st.tuples(
+    st.lists(st.integers(0, 1), min_size=1, max_size=8),
+    st.integers(0, 40),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 0, -1, 2]),
+    st.sampled_from([b"", b"", b"a"]),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, passes, failed passes, late results, aborts and forks."""
 
-    @initialize(page_size=st.integers(1, 4), num_pages=st.integers(4, 12), max_batch=st.integers(1, 5), prefix_cache=st.booleans())
-    def start(self, page_size: int, num_pages: int, max_batch: int, prefix_cache: bool) -> None:
-        self.machine = Machine(init(Limits(page_size, num_pages, max_batch, prefix_cache)), {})
+    @initialize(page_size=st.sampled_from([4, 3, 2, 1]), num_pages=st.integers(4, 12), max_batch=st.sampled_from([6, 4, 2, 1]), cached=st.booleans())
+    def start(self, page_size: int, num_pages: int, max_batch: int, cached: bool) -> None:
+        self.machine = Machine(init(Limits(page_size, num_pages, max_batch, cached)), {})
         self.wanted: dict[int, tuple[int, ...]] = {}
         self.late: list[Done] = []
         self.next = 0
@@ -220,30 +230,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     def state(self) -> Schedule:
         return self.machine.state
 
-    @rule(
-        tokens=st.lists(st.integers(0, 4), min_size=1, max_size=12),
-        more=st.integers(0, 16),
-        k=st.integers(0, 4),
-        priority=st.sampled_from([0, 0, 0, -1, 2]),
-        salt=st.sampled_from([b"", b"", b"a"]),
-    )
-    def arrives(self, tokens: list[int], more: int, k: int, priority: int, salt: bytes) -> None:
-        limit, size = len(tokens) + more, self.state.limits.page_size
-        settings = {"id": self.next, "tokens": tokens, "limit": limit, "k": k, "priority": priority, "salt": salt}
-        if -(-max(limit - 1, len(tokens)) // size) > self.state.limits.num_pages:
-            with pytest.raises(ValueError, match=f"{limit} tokens"):
-                submit(self.state, **settings)
-            return
-        self.machine = self.machine._replace(state=submit(self.state, **settings))
-        self.wanted[self.next] = solo(tuple(tokens), limit)
-        self.next += 1
+    @rule(several=st.lists(ARRIVAL, min_size=1, max_size=4))
+    def arrive(self, several: list[tuple[list[int], int, int, int, bytes]]) -> None:
+        for tokens, more, k, priority, salt in several:
+            size, room = self.state.limits.page_size, self.state.limits.page_size * self.state.limits.num_pages
+            limit = len(tokens) + more % max(2, room + 3 - len(tokens))  # two too many at most
+            settings = {"id": self.next, "tokens": tokens, "limit": limit, "k": k, "priority": priority, "salt": salt}
+            if -(-max(limit - 1, len(tokens)) // size) > self.state.limits.num_pages:
+                with pytest.raises(ValueError, match=f"{limit} tokens"):
+                    submit(self.state, **settings)
+                continue
+            self.machine = self.machine._replace(state=submit(self.state, **settings))
+            self.wanted[self.next] = solo(tuple(tokens), limit)
+            self.next += 1
 
-    @rule(budget=BUDGET, right=ROWS)
-    def passes(self, budget: int, right: list[int]) -> None:
-        machine, plan = planned(self.machine, budget)
-        machine, self.late = passed_through(machine, plan, right)
-        self.machine = committed(machine, self.late, self.wanted)
-        assert commit(self.state, self.late) == self.state
+    @rule(budget=BUDGET, right=ROWS, times=st.integers(1, 6))
+    def passes(self, budget: int, right: list[int], times: int) -> None:
+        for _ in range(times):
+            machine, plan = planned(self.machine, budget)
+            machine, self.late = passed_through(machine, plan, right)
+            self.machine = committed(machine, self.late, self.wanted)
+            assert commit(self.state, self.late) == self.state
+            conserved(self.state)
 
     @rule(budget=BUDGET, right=ROWS, written=st.booleans())
     def fails(self, budget: int, right: list[int], written: bool) -> None:
@@ -258,9 +266,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Results of a pass that was given up: some still hold, the others are ignored."""
         self.machine, self.late = committed(self.machine, self.late, self.wanted), []
 
-    @rule(data=st.data())
-    def is_aborted(self, data: st.DataObject) -> None:
-        id = data.draw(st.integers(-1, self.next), "id")
+    @rule(place=st.integers(-1, 9))
+    def is_aborted(self, place: int) -> None:
+        """One that is known, where there are so many; else one that is not."""
+        id = sorted(self.wanted)[place] if 0 <= place < len(self.wanted) else self.next
         known = find(self.state, id) is not None
         state = remove(self.state, id)
         assert remove(state, id) is state
@@ -268,17 +277,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert known == (self.wanted.pop(id, None) is not None)
         self.machine = self.machine._replace(state=state)
 
-    @rule(data=st.data(), k=st.none() | st.integers(0, 3))
-    def is_forked(self, data: st.DataObject, k: int | None) -> None:
-        if self.wanted:
-            id = data.draw(st.sampled_from(sorted(self.wanted)), "id")
-            free = free_pages(self.state)
+    @precondition(lambda self: self.state.running)
+    @rule(data=st.data(), k=st.none() | st.integers(0, 3), times=st.integers(1, 2))
+    def is_forked(self, data: st.DataObject, k: int | None, times: int) -> None:
+        running, known = [entry.id for entry in self.state.running], sorted(self.wanted)
+        id = data.draw(st.sampled_from(running) | st.sampled_from(known), "id")
+        free = free_pages(self.state)
+        for _ in range(times):
             self.machine = self.machine._replace(state=fork(self.state, id, self.next, k=k))
             assert free_pages(self.state) == free
             self.wanted[self.next] = self.wanted[id]
-            # Results of a pass from before the fork would be written into pages that are shared by now.
-            self.late = []
             self.next += 1
+        self.late = []  # results of a pass from before the fork would have been written into pages that are shared by now
 
     @invariant()
     def books_are_right(self) -> None:
@@ -306,14 +316,74 @@ SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
 
 
+class Chances:
+    """Numbers below a bound, from one key."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.left = iter(uniform(key(seed), (count,)).tolist())
+
+    def below(self, most: int) -> int:
+        return int(next(self.left) * most)
+
+
+def test_random_worlds_follow_the_rules() -> None:
+    """The rules of the machine in long runs, each world with its own sizes: everything has to happen often."""
+    seen: Counter[str] = Counter()
+    for seed in range(20):
+        below = Chances(seed, 20_000).below
+        limits = Limits(1 + below(4), 6 + below(7), 2 + below(5), below(4) > 0)
+        room = limits.page_size * limits.num_pages
+        machine = Machine(init(limits), {})
+        wanted: dict[int, tuple[int, ...]] = {}
+        late: list[Done] = []
+        for id in range(60):
+            state = machine.state
+            tokens = tuple(below(2) for _ in range(1 + below(min(12, room))))
+            limit = min(room + 1, len(tokens) + below(20))
+            state = submit(state, id=id, tokens=tokens, limit=limit, k=below(5), priority=(0, 0, 0, 1, -1)[below(5)], salt=(b"", b"a")[below(3) // 2])
+            wanted[id] = solo(tokens, limit)
+            if state.running and not below(3):
+                source = state.running[below(len(state.running))].id
+                state = fork(state, source, 100 + id, k=below(4))
+                wanted[100 + id] = wanted[source]
+                seen["forks"] += 100 + id not in state.waiting.entries
+                late = []
+            if not below(5):
+                gone = sorted(wanted)[below(len(wanted))]
+                state = remove(state, gone)
+                del wanted[gone]
+            machine = committed(machine._replace(state=state), late, wanted)
+            late = []
+            for _ in range(below(5)):
+                before = machine.state
+                machine, plan = planned(machine, below(10))
+                passed, done = passed_through(machine, plan, (below(5), below(5), below(5)))
+                if below(6):
+                    machine = committed(passed, done, wanted)
+                else:
+                    machine, late = (passed, done) if below(2) else (machine, [])
+                conserved(machine.state)
+                admitted = [find(machine.state, one) for one in plan.admitted]
+                seen.update({"preempted": len(plan.preempted), "copied": len(plan.copies), "admitted": len(admitted)})
+                seen["hit again"] += sum(one is not None and one.epoch > 0 and one.tip.pages > 0 for one in admitted)
+                seen["evicted"] += len(before.cache.nodes) > len(machine.state.cache.nodes)
+                seen["overdue"] += any(one.passed == BOUND for one in machine.state.waiting.entries.values())
+        for _ in range(3000):
+            if not wanted:
+                break
+            machine, plan = planned(machine, 3)
+            machine, done = passed_through(machine, plan, (1, 0, 3))
+            machine = committed(machine, done, wanted)
+        assert not wanted, "somebody starves"
+        assert free_pages(machine.state) == limits.num_pages
+    rare = {name: seen[name] for name in ("forks", "preempted", "copied", "admitted", "hit again", "evicted", "overdue") if seen[name] < 20}
+    assert not rare
+
+
 def test_ten_thousand_requests_leave_no_page_behind_and_none_starves() -> None:
     """Arrivals in bursts, aborts and preemptions; each request ends as it would alone, and every page comes back."""
     count = 10_000
-    chances = iter(uniform(key(4), (12 * count,)).tolist())
-
-    def below(most: int) -> int:
-        return int(next(chances) * most)
-
+    below = Chances(4, 12 * count).below
     machine = Machine(init(Limits(page_size=4, num_pages=16, max_batch=12)), {})
     wanted: dict[int, tuple[int, ...]] = {}
     arrived = finished = aborted = preempted = passes = 0

@@ -17,12 +17,12 @@ class Line(NamedTuple):
     """One prompt of an input file.
 
     Attributes:
-        index: the line's number in the file, from 0.
-        id: what the file calls it; the index where it says nothing.
+        number: the line's in the file, from 0.
+        id: what the file calls it; the number where it says nothing.
         fields: the rest of what the line says, without what is null.
     """
 
-    index: int
+    number: int
     id: str | int | float
     fields: Mapping[str, Any]
 
@@ -57,11 +57,11 @@ class Prompts:
         self.lines, self.digest = len(self._marks), whole.hexdigest()
 
     def __iter__(self) -> Iterator[Line]:
-        for index, raw in self._read():
-            if index == self.lines:  # written since then
-                return
-            if _mark(raw) != self._marks[index]:
-                raise ValueError(f"{self._name}, line {index + 1} has changed since the run began; expected a file that stays as it is")
+        coming = self._read()
+        for mark in self._marks:  # lines that are added meanwhile are not of this run
+            index, raw = next(coming, (-1, b""))
+            if _mark(raw) != mark:
+                raise ValueError(f"{self._name} has changed since it was first read; expected a file that stays as it is")
             line = _parsed(raw, index)
             if line is not None:
                 yield line

@@ -49,9 +49,10 @@ class Results:
     def _found(self, raw: bytes) -> None:
         """Counts a line that an earlier run left."""
         result = json.loads(raw)
-        if self._there[result["index"]] or "finish_reason" not in result:
+        index = result["index"]
+        if type(index) is not int or index < 0 or self._there[index] or "finish_reason" not in result:
             raise ValueError
-        self._there[result["index"]] = True
+        self._there[index] = True
         self.skipped += 1
         self.failed_before += "error" in result
 

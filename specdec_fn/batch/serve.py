@@ -70,7 +70,7 @@ def served(
     >>> from specdec_fn.models import toy
     >>> circle = toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
     >>> lines = [Line(i, i, {"prompt": [i]}) for i in range(4)]
-    >>> request_of = lambda line: Request(line.fields["prompt"], max_tokens=2, seed=seed_of(0, line.index))
+    >>> request_of = lambda line: Request(line.fields["prompt"], max_tokens=2, seed=seed_of(0, line.number))
     >>> for _, outcomes in served(circle, init(circle, Config()), lines, request_of, ahead=2):
     ...     for one in outcomes:
     ...         print(one.line.id, one.error or one.generation.tokens)
@@ -107,9 +107,9 @@ def as_result(outcome: Outcome, *, logprobs: bool = False) -> dict[str, Any]:
     'too long'
     """
     done = outcome.generation
-    result = {
+    result: dict[str, Any] = {
         "id": outcome.line.id,
-        "index": outcome.line.index,
+        "index": outcome.line.number,
         "text": "" if done is None else done.text,
         "tokens": [] if done is None else done.tokens,
         "finish_reason": "error" if done is None else done.finish_reason,

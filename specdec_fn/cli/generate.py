@@ -93,8 +93,22 @@ def generate(
     if input_ is not None and output is not None:
         from specdec_fn.cli.offline import Defaults, Shape, offline
 
-        how = (chat, proposer, verifier, lossy, k, seed, max_tokens, tuple(stop or ()), ignore_eos, invariant, logprobs)
-        return offline(input_, output, Shape(batch, pages, page_size, chunk), Defaults(model, *how, sampling), json_)
+        defaults = Defaults(
+            model=model,
+            chat=chat,
+            proposer=proposer,
+            verifier=verifier,
+            lossy=lossy,
+            k=k,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=tuple(stop or ()),
+            ignore_eos=ignore_eos,
+            invariant=invariant,
+            logprobs=logprobs,
+            sampling=sampling,
+        )
+        return offline(input_, output, Shape(batch, pages, page_size, chunk), defaults, json_)
     from rich.console import Console
 
     from specdec_fn.cli.colour import Painter

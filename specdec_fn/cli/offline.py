@@ -92,16 +92,17 @@ def offline(source: str, output: str, shape: Shape, defaults: Defaults, json_: b
             request = _request(line, defaults)
             return replace(request, prompt=_prompt(line.fields, defaults.chat, tokenizer))
 
-        left = (line for line in asked if not kept.has(line.index))
+        left = (line for line in asked if not kept.has(line.number))
         start = time.monotonic()
         try:
             with _Bar(asked.count, kept, hidden=output == "-" and sys.stdout.isatty()) as bar:
-                for state, outcomes in batch.served(target, state, left, request_of, ahead=AHEAD * state.config.max_batch):  # noqa: B007
+                for now, outcomes in batch.served(target, state, left, request_of, ahead=AHEAD * state.config.max_batch):
+                    state = now
                     for outcome in outcomes:
                         kept.write(batch.as_result(outcome, logprobs=defaults.logprobs))
                     bar.show(state, time.monotonic() - start)
         except PassError as error:
-            raise ValueError(f"{error}; the results so far are in {output}, and the same command goes on from there") from error
+            raise ValueError(f"{error}; results that were written stay, and the same command goes on from there") from error
         except KeyboardInterrupt:
             interrupted = True
         told = _told(source, output, defaults, asked.count, kept, state, time.monotonic() - start, interrupted)
@@ -148,7 +149,7 @@ def _request(line: "Line", defaults: Defaults) -> "Request":
         given.get("prompt", "messages"),
         max_tokens=given.get("max_tokens", defaults.max_tokens),
         sampling=_sampling(given, defaults.sampling),
-        seed=given["seed"] if "seed" in given else seed_of(defaults.seed, line.index),
+        seed=given["seed"] if "seed" in given else seed_of(defaults.seed, line.number),
         stop=stop.init(stops).strings,
         ignore_eos=given.get("ignore_eos", defaults.ignore_eos),
         k=given.get("k", defaults.k),

@@ -6,7 +6,7 @@ Nothing is ever run to read a value: a class is looked up by name among the room
 import base64
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rpds import HashTrieMap, List, Queue
@@ -19,19 +19,28 @@ PACKAGE = "specdec_fn"
 PLAIN = (("tuple", tuple), ("list", list), ("set", frozenset), ("chain", List), ("queue", Queue))
 
 
-def encoded(value: Any, tensors: list[Tensor]) -> Any:
-    """A JSON value that ``decoded`` turns back into an equal one.
+def encoded(value: Any, tensors: Sequence[Tensor] = ()) -> tuple[Any, tuple[Tensor, ...]]:
+    """A JSON value that ``decoded`` turns back into an equal one, and the tensors that it names by their places. Equal values give equal ones.
 
     Args:
         value: anything made of the kinds above.
-        tensors: gets the tensors of the value, in order; what stands in the JSON is their place.
+        tensors: of values encoded before; they keep their places.
+
+    Returns:
+        The JSON value, and the tensors with those of the value behind them.
 
     Raises:
         TypeError: something else, such as a function.
 
-    >>> encoded((1, b"a", float("inf")), [])
-    {'tuple': [1, {'bytes': 'YQ=='}, {'float': 'inf'}]}
+    >>> import torch
+    >>> encoded((1, b"a", float("inf"), torch.eye(1)))
+    ({'tuple': [1, {'bytes': 'YQ=='}, {'float': 'inf'}, {'tensor': 0}]}, (tensor([[1.]]),))
     """
+    found = list(tensors)
+    return _encoded(value, found), tuple(found)
+
+
+def _encoded(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -43,17 +52,22 @@ def encoded(value: Any, tensors: list[Tensor]) -> Any:
         return {"tensor": len(tensors) - 1}
     if isinstance(value, HashTrieMap | Mapping):
         kind = "map" if isinstance(value, HashTrieMap) else "dict"
-        return {kind: [[encoded(key, tensors), encoded(item, tensors)] for key, item in value.items()]}
+        pairs = sorted(value.items(), key=_by_key) if kind == "map" else value.items()  # a persistent map has an order of chance
+        return {kind: [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in pairs]}
     if hasattr(value, "_fields") or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return _named(value, tensors)
     for kind, collection in PLAIN:
         if type(value) is collection:
-            return {kind: [encoded(item, tensors) for item in value]}
+            return {kind: [_encoded(item, tensors) for item in (sorted(value, key=repr) if collection is frozenset else value)]}
     raise TypeError(f"a {type(value).__name__} ({value!r:.60}) cannot be written down")
 
 
-def decoded(value: Any, tensors: list[Tensor]) -> Any:
+def decoded(value: Any, tensors: Sequence[Tensor]) -> Any:
     """The value that ``encoded`` was given.
+
+    Args:
+        value: JSON.
+        tensors: those that it names.
 
     Raises:
         ValueError: no such JSON, or a class that this package does not have.
@@ -81,12 +95,16 @@ def decoded(value: Any, tensors: list[Tensor]) -> Any:
     return _class(kind)(**{name: decoded(item, tensors) for name, item in inside.items()})
 
 
+def _by_key(pair: tuple[Any, Any]) -> str:
+    return repr(pair[0])
+
+
 def _named(value: Any, tensors: list[Tensor]) -> Any:
     made = type(value)
     if made.__module__.split(".")[0] != PACKAGE or "<" in made.__qualname__:
         raise TypeError(f"a {made.__module__}.{made.__qualname__} cannot be written down; expected named tuples of {PACKAGE} or plain tuples")
     names = value._fields if hasattr(value, "_fields") else [field.name for field in dataclasses.fields(value)]
-    return {f"{made.__module__}:{made.__qualname__}": {name: encoded(getattr(value, name), tensors) for name in names}}
+    return {f"{made.__module__}:{made.__qualname__}": {name: _encoded(getattr(value, name), tensors) for name in names}}
 
 
 def _class(name: str) -> Any:

@@ -9,12 +9,12 @@ import torch
 from specdec_fn import models
 from specdec_fn.engine.propose import Proposal
 from specdec_fn.engine.state import EngineState
-from specdec_fn.kv import paged, table
+from specdec_fn.kv import paged, store, table
 from specdec_fn.kv.paged import Span
 from specdec_fn.kv.table import Table
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
-from specdec_fn.pytree import donates
+from specdec_fn.pytree import donates, enforced
 from specdec_fn.speculate import Draft, tree
 from specdec_fn.typing import Bool, Float, Tensor
 
@@ -67,15 +67,16 @@ def forwarded(model: Model, state: EngineState, proposals: Sequence[Proposal]) -
     counts = [wanted(one) for one in live]
     rows = [row for end, count in zip(starts[1:], counts, strict=True) for row in range(end - count, end)]
     attend = paged.attend_invariant(spans) if state.config.invariant else paged.attend(spans)
+    pool = store.clone(state.store) if enforced() else state.store  # where donation is enforced, the state of a failed pass keeps its own
     try:
         with torch.inference_mode():
             used = models.invariant(model) if state.config.invariant else model
             if not rows and used.prefill is not None:
-                logits, pool = torch.empty(0, state.sizes.vocab_size), used.prefill(used.params, ids, positions, state.store, attend)
+                logits, pool = torch.empty(0, state.sizes.vocab_size), used.prefill(used.params, ids, positions, pool, attend)
             elif len(rows) < ids.shape[0] and used.apply_at is not None:
-                logits, pool = used.apply_at(used.params, ids, positions, state.store, attend, torch.tensor(rows, device=device))
+                logits, pool = used.apply_at(used.params, ids, positions, pool, attend, torch.tensor(rows, device=device))
             else:
-                logits, pool = used.apply(used.params, ids, positions, state.store, attend)
+                logits, pool = used.apply(used.params, ids, positions, pool, attend)
                 logits = logits[rows]
     except Exception as error:
         raise PassError(f"the forward failed with {type(error).__name__}: {error}", state) from error
@@ -102,11 +103,12 @@ def wanted(one: Proposal) -> int:
 
 def _rows(one: Proposal) -> tuple[list[int], list[int]]:
     """Ids and positions of a request's rows: its tokens that have no keys yet, then its draft."""
-    lane, tokens = one.lane, list(one.record.run.tokens[one.lane.start : one.lane.stop])
-    if one.draft is None:
-        return tokens, list(range(lane.start, lane.stop))
-    drafted = tree.positions(tree.parents_of(one.draft), lane.stop).tolist()
-    return [*tokens, *one.draft.tokens.tolist()], [*range(lane.start, lane.stop - 1), *drafted]
+    lane, draft = one.lane, one.draft
+    tokens = list(one.record.run.tokens[lane.start : lane.stop])
+    drafted = [] if draft is None else draft.tokens.tolist()
+    if draft is None or draft.parents is None:
+        return tokens + drafted, list(range(lane.start, lane.stop + len(drafted)))
+    return tokens + drafted, [*range(lane.start, lane.stop - 1), *tree.positions(draft.parents, lane.stop).tolist()]
 
 
 def _span(one: Proposal, own: Table, page_size: int) -> Span:

@@ -51,7 +51,7 @@ def laws(asks: Sequence[Ask]) -> list[Float[Tensor, "rows vocab"]]:
         group = [asks[place] for place in places]
         rows = [ask.logits.shape[0] for ask in group]
         made |= zip(places, _shared(params, ends, masked, group).split(rows), strict=True)
-    return [made[place].clone() for place in range(len(asks))]
+    return [made[place] for place in range(len(asks))]
 
 
 def _shared(params: SamplingParams, ends: tuple[int, ...], masked: bool, group: Sequence[Ask]) -> Tensor:

@@ -49,17 +49,22 @@ def snapshot(state: EngineState) -> bytes:
     """
     from safetensors.torch import save  # who generates only need not bring it
 
-    tensors: list[Tensor] = []
     held = sorted(state.work.pool.held.keys())
+    work, tensors = encoded(state.work)
+    counters, tensors = encoded(state.counters, tensors)
+    records = []
+    for number, record in sorted(state.records.items()):
+        made, tensors = _record(record, tensors)
+        records.append([number, made])
     written = {
         "format": FORMAT,
         "model": state.model,
         "spelled": state.tokenizer is not None,
         "config": _setting(state.config),
         "key": key_data(state.key).tolist(),
-        "work": encoded(state.work, tensors),
-        "counters": encoded(state.counters, tensors),
-        "records": [[number, _record(record, tensors)] for number, record in sorted(state.records.items())],
+        "work": work,
+        "counters": counters,
+        "records": records,
         "drafters": [_drafted_by(state, place) for place in range(len(state.drafters))],
         "held": held,
     }
@@ -144,7 +149,6 @@ def _opened(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _setting(owner: Config | Request) -> dict[str, Any]:
     """The fields of a config or request, functions by name."""
-    tensors: list[Tensor] = []
     written: dict[str, Any] = {}
     for field in dataclasses.fields(owner):
         value = getattr(owner, field.name)
@@ -153,7 +157,7 @@ def _setting(owner: Config | Request) -> dict[str, Any]:
         elif isinstance(value, Proposer | Verifier):
             written[field.name] = {"given": value.name}
         else:
-            written[field.name] = encoded(value.tolist() if isinstance(value, Tensor) else value, tensors)
+            written[field.name], _ = encoded(value.tolist() if isinstance(value, Tensor) else value)
     return written
 
 
@@ -178,11 +182,12 @@ def _again(field: str, name: str, given: _Given) -> Any:
     return known[name]
 
 
-def _record(record: Record, tensors: list[Tensor]) -> dict[str, Any]:
+def _record(record: Record, tensors: tuple[Tensor, ...]) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     run = record.run
-    kept = {name: encoded(getattr(record, name), tensors) for name in KEPT}
-    guess = encoded(run.guess, tensors)
-    return {"request": _setting(record.request), "key": key_data(run.key).tolist(), "tokens": list(run.tokens), "guess": guess, "kept": kept}
+    kept, tensors = encoded({name: getattr(record, name) for name in KEPT}, tensors)
+    guess, tensors = encoded(run.guess, tensors)
+    written = {"request": _setting(record.request), "key": key_data(run.key).tolist(), "tokens": list(run.tokens), "guess": guess, "kept": kept}
+    return written, tensors
 
 
 def _renewed(fresh: EngineState, number: int, old: dict[str, Any], tensors: list[Tensor], given: _Given) -> Record:
@@ -190,13 +195,13 @@ def _renewed(fresh: EngineState, number: int, old: dict[str, Any], tensors: list
     if fresh.tokenizer is None and request.stop:
         raise ValueError(f"request {number} has stop strings; expected the engine's tokenizer, as tokenizer=...")
     return renewed(fresh, request, Key(torch.tensor(old["key"])), old["tokens"], decoded(old["guess"], tensors))._replace(
-        **{name: decoded(value, tensors) for name, value in old["kept"].items()}
+        **decoded(old["kept"], tensors)
     )
 
 
 def _drafted_by(state: EngineState, place: int) -> str | None:
     """The name of the proposer of a drafting model; None where no live request has it, so that its pool need not be kept."""
-    return next((record.run.proposer.name for record in state.records.values() if record.drafter == place), None)
+    return next((record.run.proposer.name for _, record in sorted(state.records.items()) if record.drafter == place), None)
 
 
 def _with_drafters(fresh: EngineState, names: list[str | None], given: _Given) -> EngineState:

@@ -174,6 +174,8 @@ def publish(
     nodes, hashes, idle, queue, numbers = cache
     if done and ((last := nodes.get(key)) is None or last.serial != parent):
         return cache, pool, Tip(full, key, parent)
+    entered: list[int] = []
+    dropped: list[int] = []
     for place in range(done, full):
         page, ids = table.pages[place], tuple(tokens[place * page_size : (place + 1) * page_size])
         key = _hash(key, ids)
@@ -181,14 +183,15 @@ def publish(
         if node is None or node.parent != parent or node.tokens != ids:
             if page in hashes:
                 raise ValueError(f"page {page} is cached with other contents; expected a page that was not published")
-            pool = pools.retain(pool, (page,))
             if node is not None:
                 hashes, idle = hashes.remove(node.page), idle.discard(node.page)
-                pool = pools.release(pool, (node.page,))
+                dropped.append(node.page)
+            entered.append(page)
             node = Node(page, ids, parent, numbers)
             numbers += 1
             nodes, hashes = nodes.insert(key, node), hashes.insert(page, key)
         parent = node.serial
+    pool = pools.release(pools.retain(pool, entered), dropped)
     return _tidy(PrefixCache(nodes, hashes, idle, queue, numbers)), pool, Tip(full, key, parent)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from specdec_fn.kv.dense import Sizes
-from specdec_fn.pytree import donates, state
+from specdec_fn.pytree import alive, donates, state
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Store", "clone", "copy_pages", "init", "move", "rows", "write", "write_pure"]
+__all__ = ["Store", "clone", "copy_pages", "init", "move", "write", "write_pure"]
 
 
 @state(static=("layers", "pages", "page_size"))
@@ -180,11 +180,15 @@ def move(store: Store, source_slots: Sequence[int], target_slots: Sequence[int])
 def clone(store: Store) -> Store:
     """Gives a store with the same contents in memory of its own, for a past to return to.
 
+    Raises:
+        DonatedError: the store was given away, where donation is enforced.
+
     >>> from types import SimpleNamespace
     >>> store = init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 1, 2, dtype=torch.float32)
     >>> clone(store).keys.data_ptr() == store.keys.data_ptr()
     False
     """
+    alive(store, "the store")
     with torch.inference_mode(False):
         return dataclasses.replace(store, keys=store.keys.clone(), values=store.values.clone(), scratch=())
 
