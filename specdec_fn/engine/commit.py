@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from specdec_fn import schedule
 from specdec_fn.engine import ending, grammar
@@ -48,38 +49,51 @@ def committed(state: EngineState, judgements: Sequence[Judgement]) -> tuple[Engi
         if ended or event.tokens:
             events.append(event)
     pool = _moved(state, judgements)
-    work = schedule.commit(state.work, [done for _, _, done in settled])
+    work = schedule.commit(state.work, [done for _, _, done in settled if done is not None])
+    for _, event, done in settled:
+        if done is None:
+            work = schedule.remove(work, event.request_id)
     counters = counters._replace(steps=counters.steps + bool(judgements))
     return dataclasses.replace(state, records=records, work=work, store=pool, counters=counters), events
 
 
-def _settled(judgement: Judgement) -> tuple[Record, Event, Done]:
+def _settled(judgement: Judgement) -> tuple[Record, Event, Done | None]:
+    """A request after the pass, its event, and what the scheduler is told: nothing of one that failed, whose rows may not have been computed."""
     lane, record, one = judgement.lane, judgement.record, judgement.one
+    if one is None and judgement.error is not None:
+        return record, Event(lane.id, [], [], "error", generation=_generation(record, "error", judgement.error)), None
     if one is None:
-        failed = judgement.error is not None
-        generation = _generation(record, "error", judgement.error) if failed else None
-        event = Event(lane.id, [], [], "error" if failed else None, generation=generation)
-        return record._replace(drafted=min(record.drafted, lane.stop)), event, Done(lane, 0, (), failed)
+        return record._replace(drafted=min(record.drafted, lane.stop)), Event(lane.id, [], [], None), Done(lane)
     feeding, cut = ending.feed(record.ending, one.tokens)
-    size, reason = cut.size, cut.finish_reason or ("error" if judgement.error is not None else None)
-    tokens = one.tokens[:size]
-    one = one._replace(tokens=tokens, kinds=one.kinds[:size], logprobs=one.logprobs[:size])
-    request, run = record.request, record.run
+    size, run = cut.size, record.run
+    one = one._replace(tokens=one.tokens[:size], kinds=one.kinds[:size], logprobs=one.logprobs[:size])
     kept = min(0 if judgement.kept is None else judgement.kept.shape[0] - 1, size)
-    before = run.tokens[: lane.stop]
+    grown, refused = (record.grammar, None) if cut.finish_reason else _grown(record, one.tokens)
+    error = None if cut.finish_reason else judgement.error or refused
+    reason = cut.finish_reason or ("error" if error is not None else None)
     record = record._replace(
-        run=run._replace(tokens=(*before, *tokens)),
+        run=run._replace(tokens=(*run.tokens[: lane.stop], *one.tokens)),
         ending=feeding,
         said=(*record.said, cut.text),
         logprobs=(*record.logprobs, *one.logprobs),
         likeliest=(*record.likeliest, *judgement.likeliest[:size]),
-        grammar=record.grammar if request.constraint is None or reason else grammar.advanced(request.constraint, record.grammar, tokens),
+        grammar=grown,
         stats=add_pass(record.stats, one),
         drafted=min(record.drafted, lane.stop + kept),
     )
-    generation = None if reason is None else _generation(record, reason, judgement.error if reason == "error" else None)
-    event = Event(lane.id, tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
-    return record, event, Done(lane, kept, tuple(tokens), reason is not None)
+    generation = None if reason is None else _generation(record, reason, error)
+    event = Event(lane.id, one.tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
+    return record, event, Done(lane, kept, tuple(one.tokens), reason is not None)
+
+
+def _grown(record: Record, tokens: list[int]) -> tuple[Any, str | None]:
+    """The constraint's state after the tokens, and why there is none where the constraint failed."""
+    if record.request.constraint is None:
+        return record.grammar, None
+    try:
+        return grammar.advanced(record.request.constraint, record.grammar, tokens), None
+    except Exception as error:
+        return record.grammar, f"the constraint failed with {type(error).__name__}: {error}"
 
 
 def _generation(record: Record, reason: str, error: str | None) -> Generation:

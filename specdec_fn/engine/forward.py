@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -66,7 +67,9 @@ def forwarded(model: Model, state: EngineState, proposals: Sequence[Proposal]) -
     starts = [0, *accumulate(span.count for span in spans)]
     counts = [wanted(one) for one in live]
     rows = [row for end, count in zip(starts[1:], counts, strict=True) for row in range(end - count, end)]
-    attend = paged.attend_invariant(spans) if state.config.invariant else paged.attend(spans)
+    share = state.sizes.heads // max(state.sizes.kv_heads, 1)
+    ordinary = partial(paged.attend, share=share, dtype=parameter(model).dtype)
+    attend = (paged.attend_invariant if state.config.invariant else ordinary)(spans, device=device)
     pool = store.clone(state.store) if enforced() else state.store  # where donation is enforced, the state of a failed pass keeps its own
     try:
         with torch.inference_mode():

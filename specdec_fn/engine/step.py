@@ -53,8 +53,9 @@ def step(model: Model, state: EngineState) -> tuple[EngineState, list[Event]]:
     return committed(state, judgements)
 
 
+@donates("state")
 def run(model: Model, state: EngineState, steps: int | None = None) -> tuple[EngineState, dict[int, Generation]]:
-    """Steps until nothing is left to do, or ``steps`` times.
+    """Steps until nothing is left to do, or ``steps`` times. DONATES the pools of keys and values.
 
     Returns:
         The state, and the generations that ended, by request id.

@@ -89,7 +89,10 @@ def _judged(state: EngineState, block: Sequence[tuple[Proposal, Tensor]]) -> lis
 
 def _decided(one: Proposal, logits: Tensor, probs: Tensor) -> Judgement:
     assert one.draft is not None, "only a request at its last token is decided"
-    run, emitted, kept = decided(one.record.run, one.draft, probs, logits)
+    try:
+        run, emitted, kept = decided(one.record.run, one.draft, probs, logits)
+    except Exception as error:
+        return Judgement(one.lane, one.record, error=f"the verifier failed with {type(error).__name__}: {error}")
     likeliest = _likeliest(logits[kept][: len(emitted.tokens)], one.record.request.logprobs)
     return Judgement(one.lane, one.record._replace(run=run), emitted, kept, likeliest, no_law(run) if run.lawless else None)
 
