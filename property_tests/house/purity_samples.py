@@ -187,13 +187,19 @@ def put(pool: Tensor, value: float) -> Tensor:
     return pool.fill_(value)
 
 
-def enforced(pool: Tensor) -> Tensor:
+def freed() -> Tensor:
+    tensor = torch.zeros(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def put_while_checking(pool: Tensor) -> Tensor:
     """A donating call inside ``checking``: what it was given is freed, what it gives is new."""
     with pytree.checking():
         return pytree.donates("pool")(put)(pool, 7.0)
 
 
-enforced.donated = ("pool",)  # type: ignore[attr-defined]
+put_while_checking.donated = ("pool",)  # type: ignore[attr-defined]
 FIXED = SamplingParams(0.7, 3, 0.9, 0.01, 0.9, 1.2, 0.1, 0.2, {1: 0.5}, [2, (1, 0)], [0, 1, 2, 3], 1)
 
 
@@ -203,7 +209,10 @@ def alphabet() -> Iterator[Sample]:
     yield Sample(declared, lambda: call(3))
     yield Sample(pytree.donates, lambda: call("pool"))
     yield Sample(pytree.donates("pool"), lambda: call(put))
-    yield Sample(enforced, lambda: call(torch.zeros(2)))
+    yield Sample(put_while_checking, lambda: call(torch.zeros(2)))
+    yield Sample(pytree.enforced, call)
+    yield Sample(pytree.alive, lambda: call({"a": torch.zeros(2)}, "pool"))
+    yield Sample(pytree.alive, lambda: call([freed()], "pool"), pytree.DonatedError)
     yield Sample(random.key, lambda: call(-5))
     yield Sample(random.key, lambda: call(2**63), ValueError)
     for given in (random.key(3), keys):

@@ -278,7 +278,7 @@ def loop_rooms() -> Iterator[Sample]:
                 yield Sample(running.usable, lambda start=start, tried=tried: call(start(), tried, 2), ValueError)
                 yield Sample(running.rows, lambda start=start, tried=tried: call(start(), tried))
                 yield Sample(running.judged, lambda start=start, tried=tried: _after_a_forward(start(), tried))
-                yield Sample(running.decided, lambda start=start, tried=tried: call(start(), tried, table(3, 4).softmax(-1), table(3, 4)))
+                yield Sample(running.decided, lambda start=start, tried=tried: call(start(), tried, table(3, 4).double().softmax(-1), table(3, 4)))
     for tried in (chain_of(1, 2, k=2), tree.merge([[1], [2]], 2)):
         yield Sample(attention.of_draft, lambda tried=tried: call(attention.CAUSAL, tried))
     for made in (bigram(), tiny("llama")):
@@ -300,7 +300,7 @@ def loop_rooms() -> Iterator[Sample]:
 
 
 def _after_a_forward(run: running.Running, tried: Draft) -> Call:
-    return call(run, tried, table(3, 4), run.kv)
+    return call(run._replace(kv=None), tried, table(3, 4), run.kv)
 
 
 # Laws of many

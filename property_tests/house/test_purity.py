@@ -31,7 +31,7 @@ from specdec_fn import pytree, random
 from specdec_fn.speculate import verifiers
 
 from . import purity_samples, purity_samples_engine
-from .purity_samples import Call, Sample, call, declared, enforced
+from .purity_samples import Call, Sample, call, declared, put_while_checking
 
 ROOTS = ("pytree", "random", "typing", "models", "kv", "weights", "text", "sampling", "speculate", "schedule", "engine")
 
@@ -265,7 +265,7 @@ def methods(cls: type) -> Iterator[Any]:
 
 
 # A decorator of classes and a context manager are no functions of values; they are looked at through these.
-STAND_INS = types.MappingProxyType({name_of(pytree.checking): enforced, name_of(pytree.state()): declared})
+STAND_INS = types.MappingProxyType({name_of(pytree.checking): put_while_checking, name_of(pytree.state()): declared})
 SAMPLES = [*purity_samples.samples(), *purity_samples_engine.samples()]
 
 

@@ -14,7 +14,7 @@ from specdec_fn.kv.prefix import PrefixCache, Tip
 from specdec_fn.kv.table import Table
 
 WHICH = st.integers(0, 9)
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 SALTS = st.sampled_from([b"", b"a"])
 
 
@@ -56,7 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.undo()
 
-    @initialize(num_pages=st.integers(2, 8), page_size=st.integers(1, 3), first=TOKENS)
+    @initialize(num_pages=st.integers(4, 10), page_size=st.integers(1, 3), first=TOKENS)
     def empty(self, num_pages: int, page_size: int, first: list[int]) -> None:
         self.size = page_size
         self.pool = pages.init(num_pages)
@@ -121,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
     def compute(self, which: int, more: list[int], drafts: int) -> None:
         """A pass over all that is not computed yet and some drafts, which are refused; what is full is published."""
         one = self.sequences[which % len(self.sequences)]
-        one.tokens = one.tokens + more if len(one.tokens) < 12 else one.tokens
+        one.tokens = one.tokens + more if len(one.tokens) < 8 else one.tokens
         start, stop = one.table.length, len(one.tokens)
         room = table.reserve(self.pool, one.table, stop + drafts - start, page_size=self.size)
         while room is None:
@@ -251,6 +251,13 @@ def compute(
     return cache, pool, one, tip, hit
 
 
+def filled(pool: PagePool, count: int) -> tuple[PagePool, Table]:
+    """A table of ``count`` slots that count, in pages of four."""
+    room = table.reserve(pool, Table(), count, page_size=4)
+    assert room is not None
+    return room[0], table.append(room[1], count, page_size=4)
+
+
 def finished(cache: PrefixCache, pool: PagePool, tokens: list[int], **how: Any) -> tuple[PrefixCache, PagePool]:
     """The same, and the request's end."""
     cache, pool, one, _, _ = compute(cache, pool, tokens, **how)
@@ -355,13 +362,9 @@ def test_publishing_again_enters_nothing_twice() -> None:
 def test_two_that_computed_the_same_keep_one_page_cached() -> None:
     tokens = list(range(9))
     pool = pages.init(8)
-    _, pool, first, tip = prefix.hold(prefix.init(), pool, tokens, page_size=4)
-    room = table.reserve(pool, first, 9, page_size=4)
-    assert room is not None
-    pool, first = room[0], table.append(room[1], 9, page_size=4)
-    room = table.reserve(pool, Table(), 9, page_size=4)
-    assert room is not None
-    pool, second = room[0], table.append(room[1], 9, page_size=4)
+    tip = prefix.root()
+    pool, first = filled(pool, 9)
+    pool, second = filled(pool, 9)
     cache, pool, one_tip = prefix.publish(prefix.init(), pool, first, tokens, tip, page_size=4)
     cache, pool, other_tip = prefix.publish(cache, pool, second, tokens, tip, page_size=4)
     assert one_tip == other_tip
@@ -370,6 +373,38 @@ def test_two_that_computed_the_same_keep_one_page_cached() -> None:
     assert pages.free_count(pool) == 8 - 3  # its copies are free at once
     cache, pool = prefix.release(cache, pool, first)
     assert (pages.free_count(pool), prefix.idle_count(cache)) == (6, 2)
+
+
+def test_a_chain_is_published_anew_where_its_first_page_was_evicted_under_a_second() -> None:
+    tokens = list(range(14))
+    pool = pages.init(20)
+    tip = prefix.root()
+    pool, first = filled(pool, 5)
+    pool, second = filled(pool, 9)  # both were computed at once, so the second found nothing
+    cache, pool, _ = prefix.publish(prefix.init(), pool, first, tokens, tip, page_size=4)
+    cache, pool, tip = prefix.publish(cache, pool, second, tokens, tip, page_size=4)
+    cache, pool = prefix.evict(*prefix.release(cache, pool, first), 1)
+    assert prefix.lookup(cache, tokens, page_size=4) == ()  # its successor is left, and nothing leads to it
+    cache, pool, third, _, _ = compute(cache, pool, tokens)
+    assert prefix.lookup(cache, tokens, page_size=4) == third.pages[:3]
+    assert set(cache.hashes) == set(third.pages[:3])
+    assert [pages.references(pool, page) for page in second.pages] == [1, 1, 1]
+
+
+def test_nothing_is_entered_behind_a_page_that_left_the_cache() -> None:
+    tokens = list(range(14))
+    pool, first = filled(pages.init(20), 9)
+    pool, second = filled(pool, 9)
+    cache, pool, _ = prefix.publish(prefix.init(), pool, first, tokens, prefix.root(), page_size=4)
+    cache, pool, tip = prefix.publish(cache, pool, second, tokens, prefix.root(), page_size=4)
+    cache, pool = prefix.evict(*prefix.release(cache, pool, first), 2)
+    room = table.reserve(pool, second, 4, page_size=4)
+    assert room is not None
+    pool, second = room[0], table.append(room[1], 4, page_size=4)
+    assert prefix.publish(cache, pool, second, tokens, tip, page_size=4) == (cache, pool, Tip(3, tip.hash, tip.node))
+    cache, pool, _, _, _ = compute(cache, pool, tokens)  # the same tokens on other pages do not wake it
+    later = prefix.publish(cache, pool, second, tokens, tip, page_size=4)
+    assert later[0].nodes == cache.nodes
 
 
 def test_a_preempted_request_computes_what_it_does_not_find() -> None:

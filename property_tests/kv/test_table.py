@@ -22,7 +22,7 @@ def filled(pool: PagePool, count: int, *, page_size: int) -> tuple[PagePool, Tab
 class TableMachine(RuleBasedStateMachine):
     """Random passes, rollbacks, forks and ends. The model: what each sequence wrote, and one dictionary from slots to what was written last."""
 
-    @initialize(num_pages=st.integers(1, 8), page_size=st.integers(1, 4))
+    @initialize(num_pages=st.integers(2, 12), page_size=st.integers(1, 4))
     def empty(self, num_pages: int, page_size: int) -> None:
         self.size = page_size
         self.pool = pages.init(num_pages)
@@ -77,14 +77,17 @@ class TableMachine(RuleBasedStateMachine):
         del self.texts[which][length:]
         assert len(self.tables[which].pages) == len({position // self.size for position in range(length)})
 
-    @rule(which=WHICH)
-    def fork(self, which: int) -> None:
-        which %= len(self.tables)
+    @rule(which=WHICH, count=st.integers(0, 3))
+    def fork(self, which: int, count: int) -> None:
+        """A twin of one of the sequences that hold something, which writes at once."""
+        full = [place for place, text in enumerate(self.texts) if text] or [0]
+        which = full[which % len(full)]
         self.pool, twin = table.fork(self.pool, self.tables[which])
         self.tables.append(twin)
         self.texts.append(list(self.texts[which]))
         if len(self.tables) > 4:
             self.end(0)
+        self.run(len(self.tables) - 1, count, count, False)
 
     @rule(which=WHICH)
     def end(self, which: int) -> None:
@@ -188,6 +191,9 @@ def test_pages_reserved_before_a_fork_are_replaced_without_a_copy() -> None:
     assert room[2] == ((0, 2),)
     assert room[1].pages == (2, 3)
     assert pages.free_count(room[0]) == 4
+    room = table.reserve(pool, table.append(twin, 2, page_size=4), 1, page_size=4)
+    assert room is not None
+    assert (room[1].pages, room[2]) == ((0, 2), ())  # its length ends where that page begins
 
 
 def test_without_pages_nothing_is_reserved_and_nothing_changes() -> None:

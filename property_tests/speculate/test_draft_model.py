@@ -167,8 +167,8 @@ def test_lanes_and_bases() -> None:
 
 
 def kept(state: Held) -> list[torch.Tensor]:
-    assert state.cache is not None
-    return [held[: state.cache.length] for held in (*state.cache.keys, *state.cache.values)]
+    assert state.kv is not None
+    return [held[: state.kv.length] for held in (*state.kv.keys, *state.kv.values)]
 
 
 def cold(model: Model, tokens: Sequence[int]) -> list[torch.Tensor]:
@@ -191,7 +191,7 @@ def test_the_cache_holds_the_committed_tokens_whatever_was_kept(prompt: list[int
         if k:
             line = [*tokens, *draft.tokens.tolist()[:-1]]
             assert state.tokens == fresh.tokens == tuple(line)
-            assert state.cache.length == len(line)
+            assert state.kv.length == len(line)
             for held, right in zip(kept(state), cold(SMALL, line), strict=True):
                 assert torch.allclose(held, right, rtol=0, atol=1e-10)
         else:
@@ -240,14 +240,14 @@ def test_states_that_part_do_not_touch_each_other() -> None:
     """A fork: two futures of one state take turns, and the state itself stays what it was, bit for bit."""
     guess = draft_model.proposer(SMALL)
     root, _ = guess.propose(key(1), guess.init([1, 2]), [1, 2], 4, position=2)
-    bits = [held.clone() for held in (*root.cache.keys, *root.cache.values)]
+    bits = [held.clone() for held in (*root.kv.keys, *root.kv.values)]
     lines, states = ([1, 2, 3], [1, 2, 8]), [root, root]
     for _ in range(4):
         for side, tokens in enumerate(lines):
             states[side], draft = guess.propose(key(side), states[side], tokens, 3, position=len(tokens))
             assert same(draft, guess.propose(key(side), guess.init([1, 2]), tokens, 3, position=len(tokens))[1])
             tokens += draft.tokens.tolist()[: 1 + side]
-    assert all(old.equal(now) for old, now in zip(bits, (*root.cache.keys, *root.cache.values), strict=True))
+    assert all(old.equal(now) for old, now in zip(bits, (*root.kv.keys, *root.kv.values), strict=True))
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:

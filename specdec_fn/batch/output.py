@@ -100,7 +100,7 @@ def _resume(file: IO[bytes], path: str, settings: dict[str, Any], found: Results
     before = _before(about)
     if file.seek(0, os.SEEK_END) == 0:
         if before != settings:
-            _replace(about, json.dumps(settings, indent=2).encode() + b"\n")
+            _note(about, settings)
         return
     if before is None:
         raise ValueError(f"{path} is there, without a whole {about} beside it; expected a new file, or the output of the run to continue")
@@ -131,19 +131,17 @@ def _before(about: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _replace(path: str, content: bytes) -> None:
-    """Puts a whole file in its place, for good, or nothing."""
-    with open(f"{path}.new", "wb") as file:
-        _append(file.fileno(), content)
+def _note(about: str, settings: dict[str, Any]) -> None:
+    """Writes the settings down, for good before the first result: a torn file beside an empty output is nobody's loss."""
+    with open(about, "wb") as file:
+        _append(file.fileno(), json.dumps(settings, indent=2).encode() + b"\n")
         os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
-    if not hasattr(os, "O_DIRECTORY"):  # a system whose folders are not opened
-        return
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if hasattr(os, "O_DIRECTORY"):  # a system whose folders can be opened
+        folder = os.open(os.path.dirname(os.path.abspath(about)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 class _Log:

@@ -109,7 +109,7 @@ def speculative(
         ids, positions = (part.to(parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
             logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))
-            run, one = judged(run, draft, logits, cache)
+            run, one = judged(run._replace(kv=None), draft, logits, cache)
         yield one
         if run.lawless:
             raise NoLawError(no_law(run))

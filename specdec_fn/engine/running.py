@@ -114,11 +114,12 @@ def rows(run: Running, draft: Draft) -> tuple[Int[Tensor, "rows"], Int[Tensor, "
     return torch.cat([last, draft.tokens]), tree.positions(tree.parents_of(draft), len(run.tokens))
 
 
-@donates("run", "kv")
+@donates("kv")
 def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: dense.DenseCache) -> tuple[Running, Pass]:
     """Verifies the draft against the logits of its pass and commits what is emitted. DONATES the cache.
 
     Args:
+        run: the sequence, whose own cache was given to the forward.
         draft: what ``drafted`` gave.
         logits: of the rows of the pass.
         kv: the cache as the forward returned it.
@@ -134,7 +135,7 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     >>> cache = dense.init(SimpleNamespace(layers=0, kv_heads=0, head_dim=0), 8, dtype=torch.float32)
     >>> run = Running(key(0), law(SamplingParams(temperature=0)), (0,), 1, 3, None, verifiers["tree"], 2, (), cache)
     >>> branching_draft = tree.merge([[1], [2]], 2)
-    >>> run, one = judged(run, branching_draft, torch.tensor([[0.0, 0, 9], [9, 0, 0], [0, 9, 0]]), cache)
+    >>> run, one = judged(run._replace(kv=None), branching_draft, torch.tensor([[0.0, 0, 9], [9, 0, 0], [0, 9, 0]]), cache)
     >>> one.tokens, run.tokens, run.kv.length
     ([2, 1], (0, 2, 1), 2)
     """

@@ -252,7 +252,7 @@ def _with_room(kv: Store, slots: int) -> Store:
     if not slots or (kv.scratch and kv.scratch[0].shape[0] >= size):
         return kv
     with torch.inference_mode(False):
-        return dataclasses.replace(kv, scratch=(kv.keys.new_empty(size),))
+        return dataclasses.replace(kv, scratch=(kv.keys.new_zeros(size),))
 
 
 def _half(kv: Store, slots: int) -> int:

@@ -2,14 +2,22 @@
 
 import typer
 
+from specdec_fn.cli.bench.arrivals import arrivals
 from specdec_fn.cli.bench.batching import batching
+from specdec_fn.cli.bench.chunks import chunks
+from specdec_fn.cli.bench.continuous import continuous
 from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.equality import equality
 from specdec_fn.cli.bench.invariant import invariant
 from specdec_fn.cli.bench.overhead import overhead
+from specdec_fn.cli.bench.pages import pages
 from specdec_fn.cli.bench.peer import transformers
+from specdec_fn.cli.bench.prefix import prefix
 from specdec_fn.cli.bench.rounds import rounds
+from specdec_fn.cli.bench.scheduling import scheduling
+from specdec_fn.cli.bench.soak import soak
 from specdec_fn.cli.bench.speedup import prose, quoting
+from specdec_fn.cli.bench.together import together
 
 __all__ = ["app"]
 
@@ -23,3 +31,11 @@ app.command()(rounds)
 app.command()(coupled)
 app.command()(invariant)
 app.command()(batching)
+app.command()(continuous)
+app.command()(chunks)
+app.command()(prefix)
+app.command()(together)
+app.command()(pages)
+app.command()(scheduling)
+app.command()(arrivals)
+app.command()(soak)

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -12,87 +12,71 @@ from specdec_fn.cli.status import Status, wide_console
 
 __all__ = ["batching"]
 
-GATE, GATED_BATCH = 4.5, 16  # times the tokens a second of one request alone
+GATE, GATED = 4.5, 16  # times the tokens a second of one request alone, at this batch
+WAYS = ("generate", "engine, alone", "engine, batch")
 
 
 def batching(
     model: o.ModelName = "smollm2-135m",
-    batch: Annotated[int, typer.Option("--batch", min=2, help="Requests that share a pass.")] = GATED_BATCH,
+    batch: Annotated[int, typer.Option("--batch", min=2, help="Requests that share a pass.")] = GATED,
     temperature: o.Temperature = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of each request.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds, in which every way takes a step in turns.")] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds, in each of which the ways take steps in turns.")] = 5,
     json_: o.Json = False,
 ) -> int:
-    """Tokens a second of plain decoding: a batch, one request in the engine, and ``generate``; exits 1 if 16 requests give less than 4.5 times one."""
+    """Tokens a second of plain decoding: a batch, one request in the engine, and generate; exits 1 if a batch of 16 gives less than 4.5 times one."""
     import torch
     from rich.table import Table
 
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
+    from specdec_fn.cli.bench.serving import Watch, ratios
 
     target, tokenizer = o.load_model(model)
-    rates: dict[str, list[float]] = {"generate": [], "engine, 1": [], f"engine, {batch}": []}
-    step_ms: dict[str, list[float]] = {name: [] for name in rates}
-    with Status("batches") as status:
+    step_ms: dict[str, list[float]] = {name: [] for name in WAYS}
+    with Watch("batches") as watch:
         for repeat in range(repeats + 1):
-            status.say(f"round {repeat} of {repeats}")
-            seconds = _round(target, tokenizer, repeat, batch, temperature, max_tokens)
+            seconds = _round(target, tokenizer, repeat, batch, temperature, max_tokens if repeat else 2, watch)
             if repeat:  # the first round warms up
-                for name, own, rows in zip(rates, seconds, (1, 1, batch), strict=True):
-                    rates[name].append(rows * (max_tokens - 1) / own)
-                    step_ms[name].append(1e3 * own / (max_tokens - 1))
-    alone, one, many = rates.values()
-    ratios = {f"{batch} against 1": _over(many, one), "1 against generate": _over(one, alone)}
-    passed = batch != GATED_BATCH or statistics.median(ratios[f"{batch} against 1"]) >= GATE
+                for name in WAYS:
+                    step_ms[name].append(1e3 * seconds[name] / (max_tokens - 1))
+    rates = {name: [1e3 * (batch if name == WAYS[2] else 1) / ms for ms in step_ms[name]] for name in WAYS}
+    times = {"batch against alone": ratios(rates[WAYS[2]], rates[WAYS[1]]), "alone against generate": ratios(rates[WAYS[1]], rates[WAYS[0]])}
+    passed = batch != GATED or statistics.median(times["batch against alone"]) >= GATE
     if json_:
         facts = {"threads": torch.get_num_threads(), "load": load_average(), "batch": batch, "max_tokens": max_tokens, "passed": passed}
-        print(json.dumps(facts | {"tokens_per_second": rates, "step_ms": step_ms, "ratios": ratios}))
+        print(json.dumps(facts | {"step_ms": step_ms, "tokens_per_second": rates, "ratios": times}))
         return 0 if passed else 1
-    table = Table(
-        title=f"plain decoding, {max_tokens} tokens a request, {torch.get_num_threads()} threads, {repeats} rounds, a step of each in turns"
-    )
+    table = Table(title=f"plain decoding, batch {batch}, {max_tokens} tokens a request, {torch.get_num_threads()} threads, {repeats} rounds")
     for column in ("", "milliseconds a step", "tokens a second"):
         table.add_column(column, justify="right" if column else "left")
-    for name in rates:
+    for name in WAYS:
         table.add_row(name, spread(step_ms[name]), spread(rates[name]))
     wide_console().print(table)
-    for name, values in ratios.items():
+    for name, values in times.items():
         print(f"{name}: {spread(values)} times the tokens a second")
-    if batch == GATED_BATCH:
-        print(f"gate: at least {GATE:g} times, by the median: {'passed' if passed else 'FAILED'}")
+    if batch == GATED:
+        print(f"gate: the batch at least {GATE:g} times, by the median: {'passed' if passed else 'FAILED'}")
     return 0 if passed else 1
 
 
-def _round(target: Any, tokenizer: Any, seed: int, batch: int, temperature: float, max_tokens: int) -> tuple[float, float, float]:
-    """Seconds of ``generate``, of the engine with one request and of the engine with a batch, from the first token of each to its last."""
-    from specdec_fn.cli.bench.serving import conversations, opened, timed
+def _round(target: Any, tokenizer: Any, seed: int, batch: int, temperature: float, max_tokens: int, watch: Status) -> dict[str, float]:
+    """Seconds of each way from the first token of each request to its last; one request of the batch is also the one that is alone."""
+    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for
     from specdec_fn.doors import stream
     from specdec_fn.engine import Request
     from specdec_fn.sampling import SamplingParams
 
-    sampling = SamplingParams(temperature)
-    prompts = conversations(tokenizer, "prose", batch)
-    requests = [
-        Request(ids, max_tokens, sampling=sampling, seed=seed * batch + place, ignore_eos=True, proposer="none") for place, ids in enumerate(prompts)
-    ]
-    own = seed % batch
-    pieces = stream(target, prompts[own], tokenizer=tokenizer, seed=seed * batch + own, sampling=sampling, max_tokens=max_tokens, ignore_eos=True)
-    alone, together = opened(target, requests[own : own + 1], tokenizer), opened(target, requests, tokenizer)
+    prompts, sampling, one = conversations(tokenizer, "prose", batch), SamplingParams(temperature), seed % batch
+    plain: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "ignore_eos": True}
+    requests = [Request(ids, seed=seed * batch + place, proposer="none", **plain) for place, ids in enumerate(prompts)]
+    pieces = stream(target, prompts[one], seed=seed * batch + one, tokenizer=tokenizer, **plain)
+    groups = (requests[one : one + 1], requests)
+    services = [Service(target, engine_for(target, group, tokenizer), [group]) for group in groups]
     next(pieces)
-    alone, _, _ = timed(target, alone)
-    together, _, _ = timed(target, together)
-    seconds = [0.0, 0.0, 0.0]
-    for _ in range(max_tokens - 1):
-        start = time.perf_counter()
-        next(pieces)
-        seconds[0] += time.perf_counter() - start
-        alone, _, spent = timed(target, alone)
-        seconds[1] += spent
-        together, _, spent = timed(target, together)
-        seconds[2] += spent
-    assert not len(alone.records) and not len(together.records), "every step emits one token of each request"
-    return seconds[0], seconds[1], seconds[2]
-
-
-def _over(fast: list[float], slow: list[float]) -> list[float]:
-    return [a / b for a, b in zip(fast, slow, strict=True)]
+    for service in services:
+        next(service)
+    lengths = range(2, max_tokens + 1)
+    ways: dict[str, Iterator[float]] = {WAYS[0]: (length for length, _ in zip(lengths, pieces, strict=True))}
+    ways |= {name: (tokens / len(group) for tokens in service) for name, group, service in zip(WAYS[1:], groups, services, strict=True)}
+    return abreast(ways, watch)

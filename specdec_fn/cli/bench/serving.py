@@ -1,43 +1,106 @@
-"""What the measurements of the engine share: conversations from the committed prompts, an engine with room for them, and steps with their times."""
+"""What the measurements of the engine share: prompts, an engine with room for its requests, and several ways of serving that advance side by side."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specdec_fn import engine
+from specdec_fn import engine, random
 from specdec_fn.cli.prompts import read
+from specdec_fn.cli.status import Status
 from specdec_fn.engine import Config, EngineState, Request
-from specdec_fn.engine.event import Event
+from specdec_fn.engine.generation import Generation
 from specdec_fn.kv.table import pages_for
 
-__all__ = ["conversations", "opened", "timed"]
+__all__ = ["Service", "Watch", "abreast", "conversations", "engine_for", "ratios", "whole"]
 
-PAGE = 16
+QUIET = 30.0  # seconds between lines where stderr is no terminal
 
 
-def conversations(tokenizer: Any, file: str, count: int) -> list[list[int]]:
-    """Ids of ``count`` conversations that open with the prompts of a file, which come again in the same order where they are fewer."""
+class Watch(Status):
+    """A spinner with a line on a terminal, and a line now and then elsewhere: these measurements may take long."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self._shown = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Shows another line, or prints it if the last was long ago."""
+        super().say(line)
+        if not sys.stderr.isatty() and time.monotonic() - self._shown >= QUIET:
+            self._shown = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+
+class Service:
+    """Requests served by an engine, group after group; each ``next`` is a step and gives the tokens emitted so far.
+
+    Attributes:
+        state: the engine's, after the last step.
+        ended: what has ended, by number in the order of submission.
+        tokens: emitted so far.
+    """
+
+    def __init__(self, model: Any, state: EngineState, groups: Iterable[Sequence[Request]]) -> None:
+        self.state, self.ended, self.tokens = state, dict[int, Generation](), 0
+        self._model, self._groups = model, iter(groups)
+
+    def __iter__(self) -> "Service":
+        return self
+
+    def __next__(self) -> int:
+        if not len(self.state.records):
+            for request in next(self._groups):
+                self.state, _ = engine.submit(self.state, request)
+        self.state, events = engine.step(self._model, self.state)
+        self.ended |= {event.request_id: event.generation for event in events if event.generation is not None}
+        self.tokens += sum(len(event.tokens) for event in events)
+        return self.tokens
+
+
+def abreast(ways: Mapping[str, Iterator[float]], watch: Status) -> dict[str, float]:
+    """Seconds that each way takes from its first step to its last.
+
+    Each yields how far it has come, on a scale that all share; the one that is furthest behind goes next, so that all of them see the same machine.
+    """
+    seconds, reached = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
+    alive = dict(ways)
+    while alive:
+        name = min(alive, key=lambda way: reached[way])
+        start = time.perf_counter()
+        mark = next(alive[name], None)
+        if mark is None:
+            del alive[name]
+            continue
+        seconds[name] += time.perf_counter() - start
+        reached[name] = mark
+        watch.say(", ".join(f"{way} {seconds[way]:.1f} s at {reached[way]:.3g}" for way in ways))
+    return seconds
+
+
+def conversations(tokenizer: Any, file: str, count: int | None = None) -> list[list[int]]:
+    """Ids of conversations that open with the prompts of a file: one each, or ``count``, for which they come again in the same order."""
     prompts = read(file)
-    return [tokenizer.chat([{"role": "user", "content": prompts[place % len(prompts)].text}]) for place in range(count)]
+    return [tokenizer.chat([{"role": "user", "content": prompts[place % len(prompts)].text}]) for place in range(count or len(prompts))]
 
 
-def opened(model: Any, requests: Sequence[Request], tokenizer: Any = None, **settings: Any) -> EngineState:
-    """An engine that these requests wait in, with places, prompt rows and pages for all of them at once unless the settings say otherwise."""
+def engine_for(model: Any, requests: Sequence[Any], tokenizer: Any = None, **settings: Any) -> EngineState:
+    """An engine without requests, with places, prompt rows and pages for these at once where the settings do not say otherwise."""
+    size = int(settings.get("page_size", 16))
     slots = [len(request.prompt) + request.max_tokens + (request.k or 0) for request in requests]
-    room = {
-        "page_size": PAGE,
-        "num_pages": sum(pages_for(count, page_size=PAGE) for count in slots) + len(requests),
+    room: dict[str, Any] = {
+        "num_pages": sum(pages_for(count, page_size=size) for count in slots) + len(requests),
         "max_batch": len(requests),
         "prefill_chunk": sum(len(request.prompt) for request in requests),
     }
-    state = engine.init(model, Config(**(room | settings)), tokenizer)
-    for request in requests:
-        state, _ = engine.submit(state, request)
-    return state
+    return engine.init(model, Config(**(room | settings)), tokenizer)
 
 
-def timed(model: Any, state: EngineState) -> tuple[EngineState, list[Event], float]:
-    """One step, with its seconds."""
-    start = time.perf_counter()
-    state, events = engine.step(model, state)
-    return state, events, time.perf_counter() - start
+def whole(key: random.Key, count: int, low: int, high: int) -> list[int]:
+    """``count`` whole numbers from ``low`` to ``high``, each as likely as the others."""
+    return (low + (random.uniform(key, (count,)) * (high - low + 1)).long()).tolist()
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Quotients of figures taken in the same rounds."""
+    return [a / b for a, b in zip(over, under, strict=True)]

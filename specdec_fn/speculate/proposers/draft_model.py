@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_iter
 
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
+from specdec_fn.models.model import parameter
 from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import SamplingParams, distribution, draw
 from specdec_fn.sampling.processors import checked_ids
@@ -36,12 +36,12 @@ class Held(NamedTuple):
     """What the drafting model has read.
 
     Attributes:
-        cache: its keys and values, or None before the first draft. Nothing is ever written into it.
+        kv: its keys and values, or None before the first draft. Nothing is ever written into it.
         tokens: the ids whose keys the cache holds.
         prompt: how many of a sequence's tokens are its prompt, which penalties tell apart.
     """
 
-    cache: dense.DenseCache | None
+    kv: dense.DenseCache | None
     tokens: tuple[int, ...]
     prompt: int
 
@@ -94,7 +94,7 @@ def proposer(
         most = min(k, model.config.context - len(line)) if line and max(line[shared:]) < model.config.vocab_size else 0
         if most <= 0:
             return state, chain((), 0, torch.empty(0, vocab, dtype=torch.float64))
-        cache, laws = _room(model, state.cache, shared, len(line) + most - 1), []
+        cache, laws = _room(model, state.kv, shared, len(line) + most - 1), []
         for u in uniform(address(key, DRAFT, position), (most,)):
             row, cache = _read(model, cache, line, attend)
             law = _law(row, vocab, sampling, line, state.prompt)
@@ -137,15 +137,15 @@ def _shared(held: tuple[int, ...], tokens: Sequence[int]) -> int:
 def _room(model: Model, cache: dense.DenseCache | None, shared: int, slots: int) -> dense.DenseCache:
     """A cache of this sequence's own with the first ``shared`` slots of another."""
     if cache is None:
-        parameter = _parameter(model)
-        return dense.init(model.config, slots, dtype=parameter.dtype, device=parameter.device)
+        own = parameter(model)
+        return dense.init(model.config, slots, dtype=own.dtype, device=own.device)
     return dense.grow(dense.truncate(cache, shared), slots)
 
 
 @torch.inference_mode()
 def _read(model: Model, cache: dense.DenseCache, line: Sequence[int], attend: dense.Attend) -> tuple[Float[Tensor, "vocab"], dense.DenseCache]:
     """Feeds what the cache lacks of a line, and gives the logits after the last token."""
-    device = _parameter(model).device
+    device = parameter(model).device
     for start in range(cache.length, len(line), CHUNK):
         chunk = line[start : start + CHUNK]
         ids, positions = torch.tensor(chunk, device=device), torch.arange(start, start + len(chunk), device=device)
@@ -162,8 +162,3 @@ def _law(row: Float[Tensor, "vocab"], vocab: int, sampling: SamplingParams, line
     sized = F.pad(row.to("cpu", torch.float64), (0, vocab - row.shape[0]), value=-torch.inf)
     first, later = (line[:prompt], line[prompt:]) if sampling.history else ((), ())
     return distribution(sized, sampling, prompt=torch.tensor(first, dtype=torch.int64), generated=torch.tensor(later, dtype=torch.int64))
-
-
-def _parameter(model: Model) -> Tensor:
-    """Any one parameter: its dtype and device are the model's."""
-    return next((leaf for leaf in tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
