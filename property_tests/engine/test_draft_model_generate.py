@@ -85,7 +85,7 @@ def test_three_tokens_have_the_joint_law_of_the_target(sampling: SamplingParams,
     laws = {line: law_after(target, [2, 0], line, sampling) for size in range(3) for line in itertools.product(range(4), repeat=size)}
     expected = {line: laws[()][line[0]] * laws[line[:1]][line[1]] * laws[line[:2]][line[2]] for line in itertools.product(range(4), repeat=3)}
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-12)
-    guess, n, counts, accepted = draft_model.proposer(small, sampling=drafting), 400, Counter(), 0
+    guess, n, counts, accepted = draft_model.proposer(small, sampling=drafting), 250, Counter(), 0
     for seed in range(n):
         done = generate(target, [2, 0], seed=seed, sampling=sampling, proposer=guess, verifier=verifier, k=2, max_tokens=3)
         counts[tuple(done.tokens)] += 1
@@ -135,7 +135,7 @@ SIX = torch.tensor([[4, 2, 1, 1, 0, 0], [0, 1, 1, 2, 2, 2], *[[3, 1, 1, 1, 1, 1]
 def test_vocabularies_of_two_sizes_keep_the_law(target: torch.Tensor, small: torch.Tensor) -> None:
     """N8: 6 ids draft for 8, and 8 for 6: two emitted tokens have the target's joint law, ids that the drafter lacks among them."""
     guess = draft_model.proposer(toy.bigram(small), vocab_size=len(target))
-    n, counts, accepted = 400, Counter(), 0
+    n, counts, accepted = 250, Counter(), 0
     for seed in range(n):
         done = generate(toy.bigram(target), [0], seed=seed, proposer=guess, k=3, max_tokens=2)
         counts[tuple(done.tokens)] += 1

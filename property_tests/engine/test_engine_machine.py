@@ -405,5 +405,5 @@ class EngineMachine(RuleBasedStateMachine):
         self.the_counters_agree()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=30)
+EngineMachine.TestCase.settings = settings(max_examples=3 * settings().max_examples // 4, stateful_step_count=30)
 TestEngineMachine = EngineMachine.TestCase

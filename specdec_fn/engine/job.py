@@ -88,8 +88,14 @@ def settle(
     """
     checked_model(model)
     settled = terms(model.config, prompt, tokenizer, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, draft_fn)
-    used, attention = (models.invariant(model), INVARIANT) if invariant else (model, CAUSAL)
-    return Job(used, attention, key(seed), law(*settled.controls), settled)
+    own = law(*settled.controls)
+    if not invariant:
+        return Job(model, CAUSAL, key(seed), own, settled)
+    drafter = settled.proposer.drafter
+    if drafter is not None:  # drafts that are drawn must have the same bits too
+        same, vocab = models.invariant(drafter.model), model.config.vocab_size
+        settled = settled._replace(proposer=proposers.draft_model.proposer(same, sampling=drafter.sampling, vocab_size=vocab))
+    return Job(models.invariant(model), INVARIANT, key(seed), own, settled)
 
 
 def checked_model(model: Any) -> None:

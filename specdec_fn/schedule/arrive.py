@@ -105,7 +105,7 @@ def fork(state: Schedule, id: int, new_id: int, *, k: int | None = None) -> Sche
     pool, shared = tables.fork(state.pool, filled)
     running = sorted((*state.running, new._replace(table=shared, hit=0)), key=service)
     forked = (*state.forked, id, new_id) if length % page_size else state.forked
-    return state._replace(pool=pool, running=tuple(running), waiting=queues.pass_over(waiting, new.arrival), forked=forked)
+    return state._replace(pool=pool, running=tuple(running), waiting=queues.pass_over(waiting, new.arrival), forked=forked, ahead=None)
 
 
 def remove(state: Schedule, id: int) -> Schedule:
@@ -122,7 +122,7 @@ def remove(state: Schedule, id: int) -> Schedule:
     if id in state.waiting.entries:
         return state._replace(waiting=queues.remove(state.waiting, entry))
     cache, pool = prefix.release(state.cache, state.pool, entry.table)
-    return state._replace(pool=pool, cache=cache, running=tuple(other for other in state.running if other.id != id))
+    return state._replace(pool=pool, cache=cache, running=tuple(other for other in state.running if other.id != id), ahead=None)
 
 
 def _untaken(state: Schedule, id: int) -> None:

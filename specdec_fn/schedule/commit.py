@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from specdec_fn.kv import prefix
 from specdec_fn.kv.table import Table
+from specdec_fn.schedule.ahead import ahead
 from specdec_fn.schedule.request import Done, Entry
 from specdec_fn.schedule.state import Schedule
 
@@ -19,7 +20,7 @@ _new = tuple.__new__  # a named tuple from its fields in order, in half the time
 def commit(state: Schedule, done: Sequence[Done]) -> Schedule:
     """Takes over the results of a pass.
 
-    A result is ignored where its request is gone, was preempted since it was planned, or stands elsewhere by now.
+    A result is ignored where its request is gone, was preempted since it was planned, or stands elsewhere by now; if all are, nothing changes.
 
     Args:
         done: results, one at most for each request.
@@ -40,19 +41,23 @@ def commit(state: Schedule, done: Sequence[Done]) -> Schedule:
     page_size, publishes = state.limits.page_size, state.limits.prefix_cache
     running: list[Entry] = []
     over: list[Entry] = []
+    ignored = True
     for entry in state.running:
         one = results.get(entry.id)
         if one is None or one.lane.epoch != entry.epoch or one.lane.start != entry.table.length:
             running.append(entry)
             continue
+        ignored = False
         entry = _after(entry, one)
         if publishes and entry.table.length // page_size > entry.tip.pages:
             cache, pool, tip = prefix.publish(cache, pool, entry.table, entry.tokens, entry.tip, page_size=page_size)
             entry = entry._replace(tip=tip)
         (over if one.finished else running).append(entry)
+    if ignored:
+        return state
     for entry in over:
         cache, pool = prefix.release(cache, pool, entry.table)
-    return state._replace(pool=pool, cache=cache, running=tuple(running))
+    return state._replace(pool=pool, cache=cache, running=tuple(running), ahead=ahead(running, page_size))
 
 
 def _after(entry: Entry, one: Done) -> Entry:

@@ -8,7 +8,7 @@ Slots are reserved and nothing counts yet: a plan whose pass failed can be dropp
 state: they are made before anything that can fail, since the tables name the new pages already.
 """
 
-from bisect import bisect
+from bisect import bisect, insort
 from typing import NamedTuple
 
 from specdec_fn.kv import pages, prefix
@@ -17,15 +17,13 @@ from specdec_fn.kv.pages import PagePool
 from specdec_fn.kv.prefix import PrefixCache
 from specdec_fn.kv.table import Table, pages_for
 from specdec_fn.schedule.admit import admit
+from specdec_fn.schedule.ahead import Ahead, ahead
 from specdec_fn.schedule.preempt import preempt, take
-from specdec_fn.schedule.request import Entry, Lane, Plan, prompt_rows, service, with_table
-from specdec_fn.schedule.request import lane as lane_of
+from specdec_fn.schedule.request import Entry, Lane, Plan, lane, prompt_rows, service, with_table
 from specdec_fn.schedule.state import Schedule
 from specdec_fn.schedule.waiting import Waiting
 
 __all__ = ["schedule"]
-
-_new = tuple.__new__  # a named tuple from its fields in order, in half the time of its own constructor
 
 
 def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
@@ -50,7 +48,9 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
         raise ValueError(f"budget is {budget}; expected 0 or more prompt rows")
     limits = state.limits
     running, pool, cache, waiting, copies, preempted = _unshared(state)
-    lanes, short, wanted, left = _lanes(running, limits.page_size, budget)
+    known = state.ahead if state.ahead is not None and not state.forked else ahead(running, limits.page_size)
+    lanes, short, left = _with_prompts(known, running, limits.page_size, budget)
+    wanted = sum([missing for _, missing in short])
     while wanted > pages.free_count(pool) + prefix.idle_count(cache):
         last = running.pop()
         lanes.pop()
@@ -80,33 +80,20 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
     return Schedule(limits, pool, cache, tuple(running), waiting, state.arrivals), Plan(planned, copies, admitted, preempted)
 
 
-def _lanes(running: list[Entry], page_size: int, budget: int) -> tuple[list[Lane | None], list[tuple[int, int]], int, int]:
-    """A lane for each request or None; place and number of missing pages where a table is too short; their sum; and the prompt rows left.
-
-    One turn for each running request in every pass, so the lane of a decoding one is written out here: it is ``lane(entry, budget)``.
-    """
-    lanes: list[Lane | None] = []
-    short: list[tuple[int, int]] = []
-    wanted = 0
-    for entry in running:
-        id, _, _, tokens, _, limit, k, _, (held, start), _, epoch, _, _ = entry
-        stop = len(tokens)
-        if stop - start == 1:
-            if k >= limit - stop:
-                k = max(0, limit - stop - 1)
-            lanes.append(_new(Lane, (id, epoch, start, stop, k)))
-        else:
-            row = lane_of(entry, budget)
-            lanes.append(row)
-            if row is None:
-                continue
-            budget -= prompt_rows(entry, row)
-            stop, k = row.stop, row.k
-        if stop + k > len(held) * page_size:
-            missing = pages_for(stop + k, page_size=page_size) - len(held)
-            short.append((len(lanes) - 1, missing))
-            wanted += missing
-    return lanes, short, wanted, budget
+def _with_prompts(known: Ahead, running: list[Entry], page_size: int, budget: int) -> tuple[list[Lane | None], list[tuple[int, int]], int]:
+    """The lane of each request or None, place and number of missing pages where a table is too short, and the prompt rows left."""
+    lanes, short = list(known.lanes), list(known.short)
+    for place in known.several:
+        entry = running[place]
+        row = lane(entry, budget)
+        if row is None:
+            break  # no prompt rows are left, for this one or any behind it
+        lanes[place] = row
+        budget -= prompt_rows(entry, row)
+        missing = pages_for(row.stop + row.k, page_size=page_size) - len(entry.table.pages)
+        if missing > 0:
+            insort(short, (place, missing))
+    return lanes, short, budget
 
 
 class _Unshared(NamedTuple):

@@ -9,6 +9,7 @@ from specdec_fn.kv import pages, prefix
 from specdec_fn.kv.pages import PagePool
 from specdec_fn.kv.prefix import PrefixCache
 from specdec_fn.schedule import waiting as queues
+from specdec_fn.schedule.ahead import Ahead
 from specdec_fn.schedule.request import Entry, Limits
 from specdec_fn.schedule.waiting import Waiting
 
@@ -26,6 +27,7 @@ class Schedule(NamedTuple):
         waiting: the others.
         arrivals: requests that have arrived so far.
         forked: ids of running requests whose last, partly full page may be shared with another of them.
+        ahead: what follows from ``running`` for the next pass; None where it is still to be found.
     """
 
     limits: Limits
@@ -35,6 +37,7 @@ class Schedule(NamedTuple):
     waiting: Waiting
     arrivals: int
     forked: tuple[int, ...] = ()
+    ahead: Ahead | None = None
 
 
 def init(limits: Limits) -> Schedule:
