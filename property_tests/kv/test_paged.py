@@ -128,6 +128,20 @@ def test_all_lengths_and_counts_in_one_pass(page: int, heads: tuple[int, int, in
         close(attend(one.spans)(store.clone(one.pool), 1, *one.rows)[0], written_out(one))
 
 
+@pytest.mark.parametrize("attend", ATTENDS)
+@pytest.mark.parametrize("count", [3, 40])
+def test_keys_that_are_not_seen_weigh_nothing(attend: Any, count: int) -> None:
+    """However well they fit: a later row's key has a score that no finite mask would hide."""
+    one = made([count + 2], [count], 3, HEADS[1], torch.float64, 0)
+    query, key, value = one.rows
+    key = key.clone()
+    key[-1] = 1e6
+    found, _ = attend(one.spans)(store.clone(one.pool), 1, query.abs(), key, value)
+    expected = written_out(one._replace(rows=(query.abs(), key, value)))
+    close(found, expected)
+    assert not torch.allclose(expected[0, 0], value[-1, 0])
+
+
 @pytest.mark.parametrize("counts", [[1] * 5, [4] * 5, [1, 17, 1, 4, 1]])
 @pytest.mark.parametrize("attend", [paged.attend, paged.attend_invariant])
 def test_poison_of_one_sequence_stays_there(counts: list[int], attend: Any) -> None:
@@ -296,6 +310,7 @@ def operators(one: Pass) -> list[str]:
         ([100, 100, 100, 100], [1, 2, 1, 2], 2),
         ([100, 100, 100], [16, 16, 1], 3),
         ([2100, 2100, 2100, 30], [1] * 4, 4),
+        ([1500, 1500, 1500, 30], [1] * 4, 3),
     ],
 )
 def test_sequences_that_are_alike_share_a_call(ends: list[int], counts: list[int], calls: int) -> None:
@@ -334,6 +349,19 @@ def test_a_run_of_slots_is_read_where_it_lies() -> None:
             store.rows(part, 1, run.pool.pages)[9:79] = 1.0 + torch.arange(70.0).view(-1, 1, 1) / 70
         assert "index_select" not in operators(run)
         close(paged.attend(run.spans)(store.clone(run.pool), 1, *run.rows)[0], written_out(run))
+
+
+@pytest.mark.parametrize(("end", "joined"), [(128, True), (256, False)])
+def test_long_runs_are_read_where_they_lie_in_company_too(end: int, joined: bool) -> None:
+    pool = store.init(SimpleNamespace(layers=2, kv_heads=1, head_dim=6), 200, 16, dtype=torch.float32)
+    make = torch.Generator().manual_seed(2)
+    for part in (pool.keys, pool.values):
+        part.copy_(torch.randn(part.shape, generator=make))
+    spans = tuple(Span(slots, 1) for slots in (range(5, 5 + end), range(1000, 1000 + end), range(2000, 2140, 2), range(2001, 2141, 2)))
+    query, key, value = (torch.randn(4, heads, 6, generator=make) for heads in (4, 1, 1))
+    one = Pass(spans, pool, (query, key, value))
+    assert operators(one).count("scaled_dot_product_attention") == (2 if joined else 3)
+    close(paged.attend(spans)(store.clone(pool), 1, *one.rows)[0], written_out(one))
 
 
 def test_bounds() -> None:

@@ -63,7 +63,8 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done | None]:
     if one is None and judgement.error is not None:
         return record, Event(lane.id, [], [], "error", generation=_generation(record, "error", judgement.error)), None
     if one is None:
-        return record._replace(drafted=min(record.drafted, lane.stop)), Event(lane.id, [], [], None), Done(lane)
+        record = record._replace(drafted=min(record.drafted, lane.stop))
+        return record, Event(lane.id, [], [], None), Done(lane, filled=_filled(record))
     feeding, cut = ending.feed(record.ending, one.tokens)
     size, run = cut.size, record.run
     one = one._replace(tokens=one.tokens[:size], kinds=one.kinds[:size], logprobs=one.logprobs[:size])
@@ -83,7 +84,12 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done | None]:
     )
     generation = None if reason is None else _generation(record, reason, error)
     event = Event(lane.id, one.tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
-    return record, event, Done(lane, kept, tuple(one.tokens), reason is not None)
+    return record, event, Done(lane, kept, tuple(one.tokens), reason is not None, _filled(record))
+
+
+def _filled(record: Record) -> int | None:
+    """Slots that have the drafting model's keys too, where there is one: others may share no more."""
+    return None if record.drafter < 0 else record.drafted
 
 
 def _grown(record: Record, tokens: list[int]) -> tuple[Any, str | None]:

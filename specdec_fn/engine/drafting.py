@@ -1,9 +1,9 @@
 """Drafting with a model for many requests at once, on pages: the drafting model's pool has the target's pages, so that tables, rollback, forks,
 preemption and the prefix cache hold for both.
 
-In every pass the drafting model reads what the target reads, and one row more: the last committed token. So its slots are never behind the
-target's, pages that are published hold its keys too, and only pages that the request alone holds are written. Then it drafts, a row a forward for
-every request that drafts so far; the last drafted token is not read, a later pass does that if it stays.
+In every pass the drafting model reads the tokens that it has not read, up to the last committed one, and then drafts, a row a forward for every
+request that drafts so far. The last drafted token is not read; a later pass does that if it stays. A page is published once it holds the drafting
+model's keys too (``Done.filled``), so a prefix hit serves both. A fork may read that one token again into a page that it shares: the same numbers.
 """
 
 from collections.abc import Sequence

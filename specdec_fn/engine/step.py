@@ -106,7 +106,7 @@ def planned(state: EngineState) -> tuple[EngineState, Plan]:
         number, record = entry.id, records[entry.id]
         if entry.epoch == 0:
             counters = counters._replace(prompted=counters.prompted + len(entry.tokens), cached=counters.cached + entry.hit)
-        records = records.insert(number, record._replace(drafted=min(record.drafted, entry.table.length)))
+        records = records.insert(number, record._replace(drafted=entry.table.length))  # pages that are found hold the drafting model's keys too
     return dataclasses.replace(state, work=work, store=pools[0], drafts=tuple(pools[1:]), records=records, counters=counters), plan
 
 

@@ -7,6 +7,7 @@ the spans alone (which slots are read and written, masks, who shares a call) is 
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = ["Span", "attend", "attend_invariant", "attend_pure"]
 MANY = 16  # rows of a sequence from which on it has a call of its own
 SPREAD = 48  # slots by which the sequences of one call differ at most
 CROWD = 4096  # slots that one call reads at most, unless it is for one sequence
+LONG = 192  # slots from which on a run of them is read where it lies, in a call of its own
 
 
 class Span(NamedTuple):
@@ -66,12 +68,12 @@ class _Group(NamedTuple):
 def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Attend:
     """Builds the attention of a pass over several sequences, whose rows lie one after another in the pass.
 
-    Sequences with as many rows share a call if their lengths differ by at most 48 slots: a call costs some 25 us, as much as 60 to 100 slots of
-    padding (9 query and 3 key-value heads of 64, float32, one thread). So one call in place of 16 for 16 rows at 128 slots takes 0.7 of the time,
-    one in place of 4 for 4 times 6 rows at 200 slots takes 0.8, and 16 lengths from 20 to 1,500, 98 apart, stay apart: joined up to a quarter
-    of their length they took 1.08 times as long. A call reads at most 4,096 slots, past which joining gained nothing; 16 rows or more of one
-    sequence are a call of their own, in which folding heads into rows gains nothing either. A sequence alone whose slots are one run is read
-    where it lies; otherwise its rows are laid together, slot by slot (page by page took 0.93 of the time of that step: not worth a second way).
+    What shares a call was measured (9 query and 3 key-value heads of 64, float32, one thread). A call costs some 25 us, as much as 60 to 100 slots
+    of padding: sequences with as many rows share one if their lengths differ by at most 48. One call in place of 16 for 16 rows at 128 slots takes
+    0.7 of the time, one in place of 4 for 4 times 6 rows at 200 slots 0.8; 16 lengths from 20 to 1,500, 98 apart, stay apart (joined up to a
+    quarter of their length: 1.08). A call reads at most 4,096 slots, past which joining gained nothing. 16 rows or more of one sequence are a
+    call of their own; to fold heads into rows gains nothing there. So is a run of 192 slots or more, read where it lies (8 of 256: 0.8 of the
+    time of one call; 16 of 128: 1.1). Whatever is no run is laid together slot by slot; page by page took 0.93 of the time of that step alone.
 
     Args:
         spans: the sequences, in the order of their rows.
@@ -205,16 +207,19 @@ def _written(spans: Sequence[Span], device: torch.device | str) -> Tensor:
 
 
 def _together(spans: tuple[Span, ...]) -> list[list[int]]:
-    """Which spans share a call: those of as many rows and similar length."""
+    """Which spans share a call: those of as many rows and similar length, but for long runs."""
+    alone, others = [], []
+    for index, span in enumerate(spans):
+        (alone if span.count >= MANY or (len(span.slots) >= LONG and _is_run(span.slots)) else others).append(index)
     groups: list[list[int]] = []
-    for index in sorted(range(len(spans)), key=lambda index: (spans[index].count, len(spans[index].slots))):
+    for index in sorted(others, key=lambda index: (spans[index].count, len(spans[index].slots))):
         span, shortest = spans[index], spans[groups[-1][0]] if groups else None
-        alike = shortest is not None and span.count == shortest.count < MANY and len(span.slots) <= len(shortest.slots) + SPREAD
+        alike = shortest is not None and span.count == shortest.count and len(span.slots) <= len(shortest.slots) + SPREAD
         if alike and (len(groups[-1]) + 1) * len(span.slots) <= CROWD:
             groups[-1].append(index)
         else:
             groups.append([index])
-    return sorted(sorted(group) for group in groups)
+    return sorted([*([index] for index in alone), *(sorted(group) for group in groups)])
 
 
 def _rows(spans: tuple[Span, ...], members: list[int]) -> list[int]:
@@ -250,7 +255,11 @@ def _seen(span: Span) -> Tensor:
 
 def _places(places: list[int], device: torch.device | str) -> Tensor | int:
     """Places as a tensor, or the first of them where they are a run."""
-    return places[0] if places == list(range(places[0], places[0] + len(places))) else torch.tensor(places, device=device)
+    return places[0] if _is_run(places) else torch.tensor(places, device=device)
+
+
+def _is_run(places: Sequence[int]) -> bool:
+    return all(map(operator.eq, places, range(places[0], places[0] + len(places))))
 
 
 # In every layer

@@ -49,8 +49,10 @@ def commit(state: Schedule, done: Sequence[Done]) -> Schedule:
             continue
         ignored = False
         entry = _after(entry, one)
-        if publishes and entry.table.length // page_size > entry.tip.pages:
-            cache, pool, tip = prefix.publish(cache, pool, entry.table, entry.tokens, entry.tip, page_size=page_size)
+        held, filled = entry.table
+        filled = filled if one.filled is None else min(filled, one.filled)
+        if publishes and filled // page_size > entry.tip.pages:
+            cache, pool, tip = prefix.publish(cache, pool, Table(held, filled), entry.tokens, entry.tip, page_size=page_size)
             entry = entry._replace(tip=tip)
         (over if one.finished else running).append(entry)
     if ignored:
@@ -63,7 +65,7 @@ def commit(state: Schedule, done: Sequence[Done]) -> Schedule:
 def _after(entry: Entry, one: Done) -> Entry:
     """A request with the tokens and the slots of its lane's result, which is checked."""
     id, priority, arrival, tokens, prompt, limit, most, salt, (held, _), tip, epoch, hit, passed = entry
-    (_, _, _, stop, k), kept, emitted, finished = one
+    (_, _, _, stop, k), kept, emitted, finished, _ = one
     last = stop == len(tokens)
     expected = kept + 1 if last else 0
     tokens += tuple(emitted)

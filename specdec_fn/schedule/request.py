@@ -102,12 +102,14 @@ class Done(NamedTuple):
         kept: drafted rows whose keys and values stay, besides those of ``tokens[start:stop]``.
         tokens: emitted ids: ``kept + 1`` of them, unless the request is finished; none where the lane stopped before the last known token.
         finished: whether the request is over.
+        filled: slots from the first on in which others find all that they need; None: every slot that counts.
     """
 
     lane: Lane
     kept: int = 0
     tokens: tuple[int, ...] = ()
     finished: bool = False
+    filled: int | None = None
 
 
 def drafts(entry: Entry) -> int:

@@ -21,7 +21,6 @@ from specdec_fn.schedule.ahead import Ahead, ahead
 from specdec_fn.schedule.preempt import preempt, take
 from specdec_fn.schedule.request import Entry, Lane, Plan, lane, prompt_rows, service, with_table
 from specdec_fn.schedule.state import Schedule
-from specdec_fn.schedule.waiting import Waiting
 
 __all__ = ["schedule"]
 
@@ -46,8 +45,13 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
     """
     if budget < 0:
         raise ValueError(f"budget is {budget}; expected 0 or more prompt rows")
-    limits = state.limits
-    running, pool, cache, waiting, copies, preempted = _unshared(state)
+    limits, running, pool, cache, waiting = state.limits, list(state.running), state.pool, state.cache, state.waiting
+    preempted: tuple[int, ...] = ()
+    while (parted := _parted(state.forked, limits.page_size, running, pool, cache)) is None:
+        last = running.pop()
+        pool, cache, waiting = preempt(last, pool, cache, waiting)
+        preempted = (*preempted, last.id)
+    running, pool, cache, copies = parted
     known = state.ahead if state.ahead is not None and not state.forked else ahead(running, limits.page_size)
     lanes, short, left = _with_prompts(known, running, limits.page_size, budget)
     wanted = sum([missing for _, missing in short])
@@ -96,34 +100,26 @@ def _with_prompts(known: Ahead, running: list[Entry], page_size: int, budget: in
     return lanes, short, budget
 
 
-class _Unshared(NamedTuple):
+class _Parted(NamedTuple):
     running: list[Entry]
     pool: PagePool
     cache: PrefixCache
-    waiting: Waiting
     copies: tuple[tuple[int, int], ...]
-    preempted: tuple[int, ...]
 
 
-def _unshared(state: Schedule) -> _Unshared:
-    """Gives each fork a last page of its own, in order of service; where none is left, the last in that order is preempted, be it the fork."""
-    running, pool, cache, waiting = list(state.running), state.pool, state.cache, state.waiting
+def _parted(forked: tuple[int, ...], page_size: int, running: list[Entry], pool: PagePool, cache: PrefixCache) -> _Parted | None:
+    """Gives each fork a last page of its own, in order of service; None where pages are lacking."""
+    parted = list(running)
     copies: tuple[tuple[int, int], ...] = ()
-    preempted: tuple[int, ...] = ()
-    place = 0 if state.forked else len(running)
-    while place < len(running):
-        entry = running[place]
-        if entry.id in state.forked:
-            room = tables.reserve(pool, entry.table, 1, page_size=state.limits.page_size)
+    for place, entry in enumerate(running if forked else ()):
+        if entry.id in forked:
+            room = tables.reserve(pool, entry.table, 1, page_size=page_size)
+            if room is None and prefix.idle_count(cache):
+                cache, pool = prefix.evict(cache, pool, 1)
+                room = tables.reserve(pool, entry.table, 1, page_size=page_size)
             if room is None:
-                if prefix.idle_count(cache):
-                    cache, pool = prefix.evict(cache, pool, 1)
-                else:
-                    pool, cache, waiting = preempt(last := running.pop(), pool, cache, waiting)
-                    preempted = (*preempted, last.id)
-                continue
+                return None
             pool, table, copied = room
-            running[place] = with_table(entry, table)
+            parted[place] = with_table(entry, table)
             copies += copied
-        place += 1
-    return _Unshared(running, pool, cache, waiting, copies, preempted)
+    return _Parted(parted, pool, cache, copies)
