@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_fn import SamplingParams, generate, models, schedule
 from specdec_fn.engine import Config, EngineState, Request, fork, free_pages, init, restore, run, snapshot, step, submit
+from specdec_fn.kv.table import Table
 from specdec_fn.models import Model, toy
 from specdec_fn.pytree import checking
 from specdec_fn.random import key
@@ -23,13 +24,13 @@ from specdec_fn.speculate import Proposer, verifiers
 from specdec_fn.speculate.proposers import draft_model
 
 VOCAB, CONTEXT = 16, 48
-TARGET = toy.llama(key(5), vocab_size=VOCAB, context=CONTEXT)
+TARGET = toy.llama(key(5), vocab_size=VOCAB, context=CONTEXT, width=8, head_dim=4, ffn=12)
 GREEDY, WARM = SamplingParams(temperature=0), SamplingParams(temperature=0.8)
 LINE = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def small(seed: int, *, vocab_size: int = VOCAB, context: int = CONTEXT) -> Model:
-    return toy.llama(key(seed), vocab_size=vocab_size, context=context, layers=1, width=8, heads=1, ffn=8)
+    return toy.llama(key(seed), vocab_size=vocab_size, context=context, layers=1, width=8, heads=1, head_dim=4, ffn=8)
 
 
 def fading(model: Model, last: int) -> Model:
@@ -72,7 +73,7 @@ def alone(request: Request, **changes: Any) -> Any:
     if isinstance(proposer, Proposer) and proposer.drafter is not None:
         model, sampling = proposer.drafter
         proposer = draft_model.proposer(models.invariant(model), sampling=sampling, vocab_size=VOCAB)
-    settings = {
+    asked = {
         "seed": request.seed,
         "sampling": request.sampling,
         "proposer": None if proposer == "none" else proposer,
@@ -82,23 +83,23 @@ def alone(request: Request, **changes: Any) -> Any:
         "stop_ids": request.stop_ids,
         **changes,
     }
-    return timeless(generate(TARGET, settings.pop("prompt", request.prompt), invariant=True, **settings))
+    return timeless(generate(TARGET, asked.pop("prompt", request.prompt), invariant=True, **asked))
 
 
 def timeless(done: Any) -> Any:
     return done._replace(stats=done.stats._replace(seconds={}))
 
 
-def engine(asked: Sequence[Request] = (), **settings: Any) -> EngineState:
-    state = init(TARGET, Config(**{"page_size": 2, "num_pages": 64, "prefill_chunk": 4, "invariant": True, **settings}))
+def engine(asked: Sequence[Request] = (), **sizes: Any) -> EngineState:
+    state = init(TARGET, Config(**{"page_size": 2, "num_pages": 64, "prefill_chunk": 4, "invariant": True, **sizes}))
     for request in asked:
         state, _ = submit(state, request)
     return state
 
 
 def ask(name: str | None, prompt: Sequence[int] = LINE[:6], max_tokens: int = 10, **more: Any) -> Request:
-    settings = {"sampling": WARM, "seed": 3, "k": 3, "verifier": "token", **more}
-    return Request(prompt, max_tokens, proposer="none" if name is None else GUESS.get(name, name), **settings)
+    more = {"sampling": WARM, "seed": 3, "k": 3, "verifier": "token", **more}
+    return Request(prompt, max_tokens, proposer="none" if name is None else GUESS.get(name, name), **more)
 
 
 def check(asked: Sequence[Request], done: dict[int, Any]) -> None:
@@ -128,7 +129,7 @@ def requests(draw: Any) -> Request:
 
 
 @st.composite
-def settings_of(draw: Any) -> dict[str, Any]:
+def sizes_of(draw: Any) -> dict[str, Any]:
     page_size = draw(st.integers(1, 5))
     least = -(-18 // page_size)  # the largest request of ``requests`` fits
     return {
@@ -140,10 +141,11 @@ def settings_of(draw: Any) -> dict[str, Any]:
     }
 
 
-@given(st.lists(requests(), min_size=1, max_size=5), settings_of(), st.lists(st.integers(0, 4), min_size=5, max_size=5), st.booleans())
-def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], settings: dict[str, Any], gaps: list[int], enforced: bool) -> None:
+@settings(max_examples=settings.default.max_examples // 2)
+@given(st.lists(requests(), min_size=1, max_size=4), sizes_of(), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.booleans())
+def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], sizes: dict[str, Any], gaps: list[int], enforced: bool) -> None:
     """G4, N8, L11: drafters of every kind in one batch; tokens, log-probabilities and the counts of drafts are those of the request alone."""
-    state, done = engine(**settings), {}
+    state, done = engine(**sizes), {}
     for request, gap in zip(asked, gaps, strict=False):
         state, _ = submit(state, request)
         state, some = run(TARGET, state, gap)
@@ -154,22 +156,22 @@ def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], settings: d
     else:
         state, rest = run(TARGET, state)
     check(asked, done | rest)
-    assert free_pages(state) == settings["num_pages"]
+    assert free_pages(state) == sizes["num_pages"]
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["own", "other"])
 def test_after_preemption(name: str, page_size: int) -> None:
-    """K1: five requests for pages of which two and a half fit; who comes back drafts as if nothing had been."""
-    asked = [ask(name, LINE[place : place + 3], 12, seed=place) for place in range(5)]
-    state, done = run(TARGET, engine(asked, page_size=page_size, num_pages=-(-36 // page_size), max_batch=5, prefill_chunk=5))
+    """K1: four requests on pages for a request and a half; who comes back drafts as if nothing had been."""
+    asked = [ask(name, LINE[place : place + 2], 20, k=2, seed=place) for place in range(4)]
+    state, done = run(TARGET, engine(asked, page_size=page_size, num_pages=-(-30 // page_size), max_batch=4, prefill_chunk=5))
     assert state.counters.preempted >= 2
     check(asked, done)
 
 
 def test_two_drafting_models_and_every_k_in_one_batch() -> None:
     asked = [ask(("own", "other")[k % 2], LINE[k:], 9, k=k, seed=k) for k in range(6)]
-    state, early = run(TARGET, engine(asked, page_size=3, prefill_chunk=99), 2)
+    state, early = run(TARGET, engine(asked, page_size=3, prefill_chunk=99), 1)
     assert (len(state.work.running), len(state.drafters), early) == (6, 2, {})
     check(asked, run(TARGET, state)[1])
 
@@ -224,9 +226,9 @@ def test_passes_without_a_draft_are_caught_up_with(invariant: bool) -> None:
 # Pages that were there before
 
 
-def in_turn(asked: Sequence[Request], **settings: Any) -> tuple[list[int], EngineState, dict[int, Any]]:
+def in_turn(asked: Sequence[Request], **sizes: Any) -> tuple[list[int], EngineState, dict[int, Any]]:
     """One after another: how many tokens of each were found, the state, and what came of them."""
-    state, found, done = engine(**settings), [], {}
+    state, found, done = engine(**sizes), [], {}
     for request in asked:
         before = state.counters.cached
         state, _ = submit(state, request)
@@ -238,12 +240,12 @@ def in_turn(asked: Sequence[Request], **settings: Any) -> tuple[list[int], Engin
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5])
 def test_a_prefix_is_shared_under_the_same_drafting_model_only(page_size: int) -> None:
-    """A page holds the keys of one drafting model: for another, or for none, it is computed anew. Seven tokens are found again, as far as pages go."""
+    """A page holds the keys of one drafting model: for another, or for none, it is computed anew. Seven tokens are found, as far as pages go."""
     twin = guess("own")  # another proposer of the same model and controls
     names = ("own", "own", "other", None, "other", "penalised", "ngram", None)
     asked = [ask(name, [*LINE[:7], place], seed=place) for place, name in enumerate(names)]
     asked.append(dataclasses.replace(ask(None, [*LINE[:7], 9]), proposer=twin))
-    found, state, done = in_turn(asked, page_size=page_size)
+    found, state, done = in_turn(asked, page_size=page_size, num_pages=200)
     hit = 7 // page_size * page_size
     assert found == [0, hit, 0, 0, hit, 0, hit, hit, hit]
     assert len(state.drafters) == 3
@@ -253,7 +255,7 @@ def test_a_prefix_is_shared_under_the_same_drafting_model_only(page_size: int) -
 def test_requests_side_by_side_share_a_prefix() -> None:
     """The second comes while the first drafts; both write behind the pages that they share."""
     asked = [ask("own", seed=1), ask("own", [*LINE[:6], 9], seed=2), ask("other", seed=1)]
-    state, _ = run(TARGET, engine(asked[:1]), 3)
+    state, _ = run(TARGET, engine(asked[:1], prefill_chunk=20), 2)
     for request in asked[1:]:
         state, _ = submit(state, request)
     state, early = run(TARGET, state, 1)
@@ -266,14 +268,14 @@ def test_requests_side_by_side_share_a_prefix() -> None:
 @pytest.mark.parametrize(("page_size", "prompt"), [(1, 5), (1, 6), (2, 4), (2, 5), (2, 6), (3, 5)])
 @pytest.mark.parametrize("behind", [(15, 9), (5, 6, 7, 8, 9)], ids=["unknown id", "long"])
 def test_pages_that_the_drafting_model_never_read(page_size: int, prompt: int, behind: tuple[int, ...]) -> None:
-    """Who comes back after a preemption may find pages of a request that was not drafted for: an id that the drafter lacks, a prompt over its context.
+    """Who comes back after a preemption may find pages of a request that was not drafted for: an id that it lacks, a prompt over its context.
 
     The first is preempted by the second and waits; the third, with the same beginning, computes it anew in other pages; then the first comes back.
     """
     name, known = ("narrow", 11) if behind[0] == 15 else ("short", VOCAB)
     limited = SamplingParams(allowed_ids=range(known))
     for start in range(6):
-        first = ask(name, LINE[:6], 10 if known < VOCAB else 3, sampling=limited, k=2)
+        first = ask(name, LINE[:6], 10, sampling=limited, k=2)
         state = engine([first, ask(None, (start, 9, 9), 14, priority=-1)], page_size=page_size, num_pages=-(-18 // page_size), prefill_chunk=4)
         while not state.counters.preempted and len(state.records) == 2:
             state, _ = step(TARGET, state)
@@ -293,7 +295,7 @@ def forked(name: str | None, steps: int, **changes: Any) -> tuple[EngineState, i
     return state, number, dataclasses.replace(first, seed=7, **changes)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "changes", "shares"),
     [
@@ -302,7 +304,7 @@ def forked(name: str | None, steps: int, **changes: Any) -> tuple[EngineState, i
         ("own", {"sampling": GREEDY, "verifier": "block"}, True),
         ("own", {"proposer": guess("own")}, True),
         ("own", {"proposer": GUESS["other"]}, False),
-        ("own", {"proposer": guess("own", PENALISED)}, False),
+        ("own", {"proposer": guess("own", SamplingParams(temperature=0.5))}, False),
         ("own", {"proposer": "none"}, False),
         ("own", {"proposer": "ngram"}, False),
         (None, {"proposer": GUESS["own"]}, False),
@@ -314,9 +316,7 @@ def test_a_fork_shares_pages_with_the_same_drafting_model_only(name: str | None,
     state, number, request = forked(name, steps, **changes)
     old, new = (schedule.find(state.work, one) for one in (0, number))
     if steps >= 1:  # it runs
-        assert new.table == (
-            old.table._replace(pages=old.table.pages[: len(new.table.pages)]) if shares else schedule.find(engine([request]).work, 0).table
-        )
+        assert new.table == (old.table._replace(pages=old.table.pages[: len(new.table.pages)]) if shares else Table())
     so_far = list(old.tokens)
     done = run(TARGET, state)[1]
     tail = alone(request, prompt=so_far, max_tokens=17 - len(so_far))
@@ -351,11 +351,11 @@ def test_a_restored_engine_drafts_on() -> None:
 
 def test_a_drafting_model_that_is_not_given_again_is_asked_for() -> None:
     data = snapshot(engine([ask("own"), ask("other")]))
-    for given in ({}, {"own": GUESS["own"]}):
-        missing = "other" if given else "own"
+    for again in ({}, {"own": GUESS["own"]}):
+        missing = "other" if again else "own"
         expected = f"^proposer '{missing}' was given as a value, which is not kept; expected it again, as proposers={{'{missing}': ...}}$"
         with pytest.raises(ValueError, match=expected):
-            restore(TARGET, data, proposers=given)
+            restore(TARGET, data, proposers=again)
     silent = GUESS["own"]._replace(drafter=None)
     with pytest.raises(ValueError, match=r"^proposer 'own' does not draft with a model of its own any more; expected the one of the snapshot$"):
         restore(TARGET, data, proposers={**GUESS, "own": silent})
@@ -408,7 +408,7 @@ def watching(model: Model, look: Callable[[list[int]], None]) -> Model:
 def test_a_prompt_longer_than_the_drafting_model_s_context() -> None:
     for chunk in (4, 99):
         asked = [ask("short", range(12), 8), ask("short", LINE[:4], 8)]
-        state, done = run(TARGET, engine(asked, prefill_chunk=chunk))
+        done = run(TARGET, engine(asked, prefill_chunk=chunk))[1]
         check(asked, done)
         assert done[0].stats.proposed == 0 < done[1].stats.proposed
 
@@ -416,7 +416,7 @@ def test_a_prompt_longer_than_the_drafting_model_s_context() -> None:
 def test_a_token_that_the_drafting_model_lacks_ends_its_drafts() -> None:
     """N8: 11 ids draft for 16. Behind the first id that it has no row for nothing is drafted; the request goes on."""
     asked = [ask("narrow", LINE[:3], 20, sampling=SamplingParams(), seed=seed) for seed in range(4)]
-    state, done = run(TARGET, engine(asked))
+    done = run(TARGET, engine(asked))[1]
     check(asked, done)
     assert any(max(one.tokens) >= 11 for one in done.values())
     assert all(0 < one.stats.proposed < 40 for one in done.values())
@@ -433,7 +433,7 @@ def test_vocabularies_of_two_sizes_keep_the_target_s_law(name: str) -> None:
 
 def test_logits_of_nan_end_the_drafts_and_spare_the_neighbours() -> None:
     asked = [ask("fading", LINE[:3], 15), ask("own", LINE[:3], 15), ask("fading", LINE[2:], 15)]
-    state, done = run(TARGET, engine(asked, page_size=3))
+    done = run(TARGET, engine(asked, page_size=3))[1]
     check(asked, done)
     assert [done[number].finish_reason for number in range(3)] == ["length"] * 3
-    assert done[2].stats.proposed < done[0].stats.proposed < 15
+    assert 0 < done[2].stats.proposed < done[0].stats.proposed

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdec_fn import generate, schedule
-from specdec_fn.engine import Config, EngineState, Request, abort, free_pages, init, run, step, submit
+from specdec_fn.engine import Config, EngineState, Request, abort, fork, free_pages, init, run, step, submit
 from specdec_fn.models import Model, toy
 from specdec_fn.models.model import Forward
 from specdec_fn.random import key
@@ -64,44 +64,45 @@ def test_another_salt_shares_no_page() -> None:
     assert found == [0, 0, 8]
 
 
-@pytest.mark.parametrize(("num_pages", "hit"), [(6, 4), (7, 8)])
-def test_a_preempted_request_computes_what_it_does_not_find(num_pages: int, hit: int) -> None:
-    """P4, P11: the better priority takes the pages; on its return the other finds some of its own, and computes the rest, no more and no less."""
-    modest, urgent = Request(PROMPT[:9], 7, seed=1, priority=1), Request(PROMPT[8:], 17, seed=2, priority=0, salt=b"other")
-    state, seen = begun([modest], num_pages=num_pages, max_batch=2), []
+@pytest.mark.parametrize(("size", "hit"), [(10, 12), (15, 8), (19, 4), (23, 0)])
+def test_a_preempted_request_computes_what_it_does_not_find(size: int, hit: int) -> None:
+    """P4, P11: six pages of 4. With 15 tokens it loses its pages to one of a better priority, which grows to ``size`` tokens and so takes some
+    of them over; on its return it finds the others, and computes the rest, no more and no less."""
+    modest, urgent = Request(PROMPT[:9], 8, seed=1, priority=1), Request(PROMPT[8:], size - 4, seed=2, salt=b"other")
+    state, seen, done = begun([modest], num_pages=6, max_batch=2), [], {}
     state, _ = run(MODEL, state, steps=1)
     state, _ = submit(state, urgent)
-    while not state.counters.preempted and len(state.records):
-        state, _ = step(MODEL, state)
-    known = len(schedule.find(state.work, 0).tokens)
-    state, first = run(MODEL, state, steps=1)
-    while not state.work.running or state.work.running[-1].id != 0:
+    for _ in range(50):
+        gone = state.counters.preempted
         state, some = run(watching(MODEL, seen), state, steps=1)
-        first |= some
-    assert schedule.find(state.work, 0).hit == 0
-    assert seen[-1] == list(range(hit, known))
+        done |= some
+        if gone and 0 not in done and schedule.find(state.work, 0).table.length:
+            break
+    assert (schedule.find(state.work, 0).epoch, schedule.find(state.work, 0).hit) == (1, 0)
+    assert seen[-1][-(15 - hit) :] == list(range(hit, 15))
+    assert len(seen[-1]) == 15 - hit + (1 not in done)
     state, rest = run(MODEL, state)
-    done = first | rest
+    done |= rest
     assert [done[number].tokens for number in (0, 1)] == [alone(modest).tokens, alone(urgent).tokens]
     assert (state.counters.prompted, state.counters.cached) == (9 + 4, 0)
-    assert free_pages(state) == num_pages
+    assert free_pages(state) == 6
 
 
-def test_a_preemption_at_any_length_changes_no_token() -> None:
-    """P5: pages of 4; the other loses its pages with 4, 5, 8 and 9 tokens among other lengths, and is as alone each time."""
-    lengths = set()
-    for start in range(1, 9):
-        modest, urgent = Request(PROMPT[:start], 9, seed=1, priority=1), Request(PROMPT[3:6], 18, seed=2)
-        for num_pages in (5, 6, 7):
-            state, done = begun([modest, urgent], num_pages=num_pages, max_batch=2), {}
-            while len(state.records):
-                before = state
-                state, some = run(MODEL, state, steps=1)
-                done |= some
-                if state.counters.preempted > before.counters.preempted:
-                    lengths.add(len(schedule.find(before.work, 0).tokens))
-            assert [done[number].tokens for number in (0, 1)] == [alone(modest).tokens, alone(urgent).tokens]
-    assert lengths >= {4, 5, 8, 9}
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("length", [4, 5, 8, 9])
+def test_a_preemption_at_any_length_changes_no_token(length: int, prefix_cache: bool) -> None:
+    """P5: pages of 4; forks of the other, which all need a page of their own at once, take its pages."""
+    modest, urgent = Request(PROMPT[:2], 9, seed=1, priority=1), Request(PROMPT[3:9], 12, seed=2)
+    state, done = begun([modest, urgent], num_pages=8, max_batch=9, prefix_cache=prefix_cache), {}
+    while len(schedule.find(state.work, 0).tokens) < length:
+        state, _ = step(MODEL, state)
+    for _ in range(7):
+        state, _ = fork(state, 1)
+    state, _ = step(MODEL, state)
+    assert (schedule.find(state.work, 0).epoch, len(schedule.find(state.work, 0).tokens)) == (1, length)
+    state, done = run(MODEL, state)
+    assert [done[number].tokens for number in (0, 1)] == [alone(modest).tokens, alone(urgent).tokens]
+    assert len({tuple(one.tokens) for one in done.values()}) == 9
 
 
 def test_an_abort_gives_all_pages_back_whenever_it_comes() -> None:
@@ -149,7 +150,7 @@ def test_a_request_that_can_never_fit_is_refused_and_holds_up_nobody() -> None:
     """C1: four pages of 16: a prompt of 100 is refused before anything is held, and the next one runs."""
     model = toy.llama(key(12), vocab_size=24, context=256)
     state = init(model, Config(page_size=16, num_pages=4))
-    with pytest.raises(ValueError, match="may fill 103 slots, which takes 7 pages of 16; expected at most 4 pages"):
+    with pytest.raises(ValueError, match="may grow to 104 tokens, which needs 7 pages of 16 slots; expected at most the 4 pages"):
         submit(state, Request([1] * 100, 4))
     assert (state.counters.submitted, len(state.records), free_pages(state)) == (0, 0, 4)
     state, number = submit(state, Request([1] * 8, 4))

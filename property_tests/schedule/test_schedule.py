@@ -8,6 +8,7 @@ from specdec_fn.kv import pages, prefix, table
 from specdec_fn.schedule import Done, Lane, Limits, Plan, Schedule, commit, find, fork, free_pages, init, remove, schedule, submit
 from specdec_fn.schedule.admit import MOST_BEHIND
 from specdec_fn.schedule.preempt import preempt
+from specdec_fn.schedule.request import lane as lane_of
 from specdec_fn.schedule.waiting import MOST_PASSED
 
 
@@ -175,6 +176,12 @@ def test_c4_s6_chunks_of_a_prompt_draft_and_emit_only_at_its_last_token(warm: bo
 def test_s6_the_tokens_do_not_depend_on_the_chunk(budget: int) -> None:
     state = with_requests(Limits(4, 9, 3), numbered(1, 9), numbered(2, 5), numbered(3, 13), more=9, k=3)
     assert drive(state, budget)[0] == {0: solo(numbered(1, 9), 18), 1: solo(numbered(2, 5), 14), 2: solo(numbered(3, 13), 22)}
+
+
+def test_a_lane_of_one_row_needs_no_prompt_rows() -> None:
+    entry = find(with_requests(Limits(4, 20, 4), (1, 2), more=9, k=3), 0)
+    assert lane_of(entry, 0) is None
+    assert lane_of(entry._replace(table=table.Table((0,), 1)), 0) == Lane(0, 0, 1, 2, 3)
 
 
 def test_prompt_rows_go_round_in_order_of_service_and_a_single_row_is_free() -> None:
@@ -548,6 +555,18 @@ def test_k9_a_fork_shares_its_pages_and_the_page_that_both_would_write_is_copied
     assert drive(state)[0] == dict.fromkeys((0, 1, 2), solo(numbered(1, length), length + 6))
 
 
+def test_a_fork_between_a_plan_and_its_results_takes_no_page_too_many() -> None:
+    """The results are for the rows of the source, written behind what the fork shares; afterwards each has the pages that it needs."""
+    state = with_requests(Limits(4, 20, 4), numbered(1, 6), more=9, k=2)
+    state, _, _ = step(state)
+    state, plan = schedule(state, 100)
+    state = commit(fork(state, 0, 1), results(state, plan, lambda length: 1))
+    state, plan = schedule(state, 100)
+    assert [len(find(state, lane.id).table.pages) for lane in plan.lanes] == [-(-(lane.stop + lane.k) // 4) for lane in plan.lanes]
+    conserved(state)
+    drive(state)
+
+
 def test_a_fork_without_a_place_waits_and_finds_its_pages_again() -> None:
     state = with_requests(Limits(4, 20, 1), numbered(1, 9), more=6)
     state, _, _ = step(state)
@@ -639,6 +658,17 @@ def test_p8_published_pages_are_those_whose_tokens_are_known() -> None:
             assert entry.tip.pages == entry.table.length // 4
             assert entry.table.length <= len(entry.tokens) - 1
         assert len(state.cache.nodes) == sum(ended) + sum(entry.table.length // 4 for entry in state.running)
+
+
+def test_pages_are_published_as_far_as_others_find_all_that_they_need() -> None:
+    """A result may say that less is filled than counts; what was held back is published once it is."""
+    state, plan = schedule(with_requests(Limits(2, 20, 1), numbered(1, 7), more=9), 100)
+    state = commit(state, [Done(plan.lanes[0], 0, (5,), filled=3)])
+    assert len(state.cache.nodes) == 1
+    state, plan = schedule(state, 100)
+    state = commit(state, [Done(plan.lanes[0], 0, (5,), filled=100)])
+    assert len(state.cache.nodes) == 4
+    conserved(state)
 
 
 def test_a_plan_whose_pass_failed_can_be_dropped() -> None:

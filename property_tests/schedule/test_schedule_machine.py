@@ -158,6 +158,8 @@ def planned(machine: Machine, budget: int) -> tuple[Machine, Plan]:
         entry = find(state, lane.id)
         assert entry is not None
         assert lane.k in ((drafted(entry),) if lane.stop == len(entry.tokens) else (0,))
+        if lane.stop == len(entry.tokens):
+            assert len(entry.table.pages) == -(-(lane.stop + lane.k) // size)
         mine = table.slots(entry.table, lane.start, lane.stop + lane.k, page_size=size)
         assert all(pages.references(state.pool, slot // size) == 1 for slot in mine)
         slots += mine
@@ -193,10 +195,10 @@ def committed(machine: Machine, done: Sequence[Done], wanted: dict[int, tuple[in
     before = {entry.id: entry.tokens for entry in machine.state.running}
     state = commit(machine.state, done)
     running = {entry.id: entry for entry in state.running}
-    for lane, _, tokens, finished in done:
-        id = lane.id
+    for one in done:
+        id, tokens = one.lane.id, one.tokens
         if id in before and id not in running:
-            assert finished
+            assert one.finished
             assert (*before[id], *tokens) == wanted.pop(id)
         elif id in running and running[id].tokens != before[id]:
             assert running[id].tokens == (*before[id], *tokens)

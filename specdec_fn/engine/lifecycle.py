@@ -107,7 +107,8 @@ def fork(state: EngineState, request_id: int, *, seed: int | None = None, **chan
     new = renewed(state, request, own, old.run.tokens, guess)
     new = new._replace(logprobs=old.logprobs, likeliest=old.likeliest, prompt_logprobs=old.prompt_logprobs, stats=old.stats)
     state = dataclasses.replace(state, records=state.records.insert(request_id, old._replace(forks=old.forks + 1)))
-    if drafter != old.drafter:  # pages hold the keys of one drafting model: with another they are computed anew
+    unscored = request.prompt_logprobs and len(old.prompt_logprobs) < old.run.prompt - 1
+    if drafter != old.drafter or unscored:  # pages hold the keys of one drafting model, and no logits: what was shared is computed anew
         return _entered(state, new), number
     work = schedule.fork(state.work, request_id, number, k=settled.k)
     counters = state.counters._replace(submitted=number + 1)
