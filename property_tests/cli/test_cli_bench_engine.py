@@ -249,16 +249,22 @@ def test_a_service_serves_group_after_group() -> None:
 
 
 def test_abreast_lets_the_last_go_first() -> None:
+    """Whoever is furthest behind; where several are as far, now one and now another."""
     order: list[str] = []
+    done = {"a": 0.0, "b": 0.0, "c": 0.0}
 
     def way(name: str, steps: int) -> Iterator[float]:
         for step in range(steps):
+            assert done[name] == min(done.values())
             order.append(name)
-            yield (step + 1) / steps
+            done[name] = (step + 1) / steps
+            yield done[name]
 
-    seconds = abreast({"a": way("a", 2), "b": way("b", 4)}, Status(""))
-    assert "".join(order) == "abbabb"
+    seconds = abreast({"a": way("a", 20), "b": way("b", 20), "c": way("c", 5)}, Status(""))
+    assert [order.count(name) for name in "abc"] == [20, 20, 5]
     assert min(seconds.values()) > 0
+    first = {next(place for place, name in enumerate(order[at:]) if name == "a") < order[at:].index("b") for at in range(0, 36, 2)}
+    assert first == {True, False}
 
 
 def test_whole_numbers_reach_both_ends() -> None:

@@ -47,6 +47,13 @@ def found(path: Path) -> dict[Any, dict[str, Any]]:
     return {result["id"]: result for result in results}
 
 
+def read_or_end(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed and all is read
+        return b""
+
+
 def command(asked: Path, out: Path | str, model: Path, *options: Any) -> list[str]:
     return list(map(str, ("generate", "--input", asked, "--output", out, "--model", model, "--max-tokens", 8, "--seed", 5, "--json", *options)))
 
@@ -202,6 +209,20 @@ def test_results_on_standard_output(specdec: Specdec, tiny: Path, asked: Path, t
     specdec(*command(asked, "out.jsonl", tiny, "--invariant"))
     assert run.out == Path("out.jsonl").read_text()
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "out.jsonl", tmp_path / "out.jsonl.run.json"])
+
+
+def test_a_bar_leaves_standard_output_to_the_results(specdec: Specdec, tiny: Path, few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the terminal on stderr alone, as with ``--output - | jq``."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    terminal, slave = os.openpty()
+    with os.fdopen(slave, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        run = specdec(*command(few, "-", tiny))
+    shown = b"".join(iter(lambda: read_or_end(terminal), b"")).decode()
+    os.close(terminal)
+    assert sorted(json.loads(line)["index"] for line in run.out.splitlines()) == [0, 1, 3]
+    assert "/3 prompts" in shown
 
 
 def test_no_prompts_are_no_results(specdec: Specdec, tiny: Path, tmp_path: Path) -> None:
@@ -468,10 +489,7 @@ class Watched:
 
     def _read(self) -> bool:
         """Some more of what is shown, without its codes; False at the end."""
-        try:
-            part = os.read(self._terminal, 65536)
-        except OSError:  # the other end is closed and all is read
-            part = b""
+        part = read_or_end(self._terminal)
         self.shown = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", self.shown + part.decode("utf-8", "ignore"))
         return bool(part)
 

@@ -254,7 +254,7 @@ def test_a_prefix_is_shared_under_the_same_drafting_model_only(page_size: int) -
 
 def test_requests_side_by_side_share_a_prefix() -> None:
     """The second comes while the first drafts; both write behind the pages that they share."""
-    asked = [ask("own", seed=1), ask("own", [*LINE[:6], 9], seed=2), ask("other", seed=1)]
+    asked = [ask("own", max_tokens=16), ask("own", [*LINE[:6], 9], seed=2), ask("other")]
     state, _ = run(TARGET, engine(asked[:1], prefill_chunk=20), 2)
     for request in asked[1:]:
         state, _ = submit(state, request)
@@ -265,24 +265,27 @@ def test_requests_side_by_side_share_a_prefix() -> None:
     check(asked, early | run(TARGET, state)[1])
 
 
-@pytest.mark.parametrize(("page_size", "prompt"), [(1, 5), (1, 6), (2, 4), (2, 5), (2, 6), (3, 5)])
-@pytest.mark.parametrize("behind", [(15, 9), (5, 6, 7, 8, 9)], ids=["unknown id", "long"])
-def test_pages_that_the_drafting_model_never_read(page_size: int, prompt: int, behind: tuple[int, ...]) -> None:
-    """Who comes back after a preemption may find pages of a request that was not drafted for: an id that it lacks, a prompt over its context.
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("name", "behind"), [("narrow", (15, 9)), ("short", (5, 6, 7, 8, 9))])
+def test_pages_that_the_drafting_model_never_read(page_size: int, name: str, behind: tuple[int, ...]) -> None:
+    """A request that is not drafted for, because of an id that the model lacks or a prompt over its context, leaves no pages that one of the same
+    beginning would take for drafted; after that one they are there."""
+    deaf = ask(name, [*LINE[:5], *behind], 2)
+    heard = [ask(name, [*LINE[:5], place], 6, seed=place) for place in (3, 4)]
+    found, _, done = in_turn([deaf, *heard], page_size=page_size, prefill_chunk=20)
+    assert found == [0, 0, 5 // page_size * page_size]
+    check([deaf, *heard], done)
+    assert done[0].stats.proposed == 0 < done[1].stats.proposed
 
-    The first is preempted by the second and waits; the third, with the same beginning, computes it anew in other pages; then the first comes back.
-    """
-    name, known = ("narrow", 11) if behind[0] == 15 else ("short", VOCAB)
-    limited = SamplingParams(allowed_ids=range(known))
-    for start in range(6):
-        first = ask(name, LINE[:6], 10, sampling=limited, k=2)
-        state = engine([first, ask(None, (start, 9, 9), 14, priority=-1)], page_size=page_size, num_pages=-(-18 // page_size), prefill_chunk=4)
-        while not state.counters.preempted and len(state.records) == 2:
-            state, _ = step(TARGET, state)
-        for request in (ask(name, [*LINE[:prompt], *behind], 2, priority=-2), ask(None, (9, start, 8), 5, priority=-1)):
-            state, _ = submit(state, request)
-            state, _ = step(TARGET, state)
-        assert timeless(run(TARGET, state)[1][0]) == alone(first)
+
+@pytest.mark.parametrize(("name", "page_size"), [("own", 1), ("own", 2), ("other", 2), ("own", 3)])
+def test_a_last_token_that_the_drafting_model_has_not_read(name: str, page_size: int) -> None:
+    """K2: it has read all but the last token of a draft that was kept whole. One that goes on from a text that ended there reads it."""
+    for length in range(2, 7):
+        first = ask(name, LINE[:3], length)
+        text = [*first.prompt, *alone(first).tokens]
+        asked = [first, ask(name, [*text, 2], 6), ask(name, [*text, 3], 6)]
+        check(asked, in_turn(asked, page_size=page_size)[2])
 
 
 # Forks

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specdec_fn.models.product import product, tiled
 
 
-@given(st.integers(1, 20), st.integers(1, 40), st.sampled_from([1, 32, 33, 64, 96]), st.sampled_from([torch.float32, torch.float64]))
+@given(st.integers(1, 52), st.integers(1, 40), st.sampled_from([1, 32, 33, 64, 96]), st.sampled_from([torch.float32, torch.float64]))
 def test_every_path_is_the_product(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     """Small integers: every order of adding is exact, so every path must agree with integer arithmetic to the bit."""
     x = torch.arange(rows * inputs).view(rows, inputs) % 7 - 3
@@ -29,9 +29,14 @@ def test_a_tiled_row_keeps_its_bits_in_any_company(inputs: int, outputs: int, dt
         assert torch.equal(tiled(x[start:end], w), alone[start:end])
 
 
-def test_product_differentiates_and_lifts() -> None:
-    x, w = torch.linspace(-1, 1, 6 * 5).view(6, 5), torch.linspace(-2, 2, 64 * 5).view(64, 5)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(6, 5, 64), (20, 70, 64)])
+def test_product_differentiates_and_lifts(rows: int, inputs: int, outputs: int) -> None:
+    x, w = torch.linspace(-1, 1, rows * inputs).view(rows, inputs), torch.linspace(-2, 2, outputs * inputs).view(outputs, inputs)
     found = torch.func.grad(lambda w: product(x, w).square().sum())(w)
     torch.testing.assert_close(found, 2 * (x @ w.T).T @ x)
     stack = torch.stack((w, 2 * w))
     torch.testing.assert_close(torch.func.vmap(product, in_dims=(None, 0))(x, stack), torch.stack((x @ w.T, 2 * x @ w.T)))
+
+
+def test_a_turned_product_lies_like_every_other() -> None:
+    assert product(torch.ones(16, 40), torch.ones(32, 40)).is_contiguous()

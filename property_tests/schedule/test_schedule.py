@@ -106,6 +106,15 @@ def test_a_request_that_just_fits_runs_to_its_limit_and_one_token_more_is_refuse
         submit(state, id=0, tokens=(1, 2), limit=most + 1, k=k)
 
 
+def test_a_request_that_emits_nothing_needs_a_slot_for_each_of_its_tokens() -> None:
+    state = init(Limits(4, 4, 2))
+    with pytest.raises(ValueError, match="which needs 5 pages"):
+        submit(state, id=0, tokens=range(17), limit=17, k=0)
+    state, plan = schedule(submit(state, id=0, tokens=range(16), limit=16, k=3), 100)
+    assert plan.lanes == (Lane(0, 0, 0, 16, 0),)
+    assert free_pages(commit(state, [Done(plan.lanes[0], finished=True)])) == 4
+
+
 def test_the_smallest_request_fits_in_the_smallest_pool() -> None:
     state = submit(init(Limits(1, 1, 1)), id=0, tokens=(5,), limit=1, k=4)
     assert schedule(state, 1)[1].lanes == (Lane(0, 0, 0, 1, 0),)
@@ -296,6 +305,16 @@ def test_c3_a_result_from_before_a_preemption_is_ignored() -> None:
     assert plan.admitted == (2,)
     assert commit(state, late) == state  # it runs again, but in another epoch and elsewhere
     assert drive(state)[0] == {2: solo((3,), 12)}
+
+
+def test_c3_a_result_from_before_a_preemption_is_ignored_even_if_the_request_stands_there_again() -> None:
+    """The first chunk of a prompt was planned, the request was preempted and starts anew: the late rows lie in pages that it gave up."""
+    state, plan = schedule(with_requests(Limits(4, 20, 4), numbered(1, 9)), 4)
+    pool, cache, waiting = preempt(state.running[0], state.pool, state.cache, state.waiting)
+    state, again = schedule(state._replace(pool=pool, cache=cache, waiting=waiting, running=()), 4)
+    assert again.lanes == (plan.lanes[0]._replace(epoch=1),)
+    assert commit(state, [Done(plan.lanes[0])]) is state
+    assert commit(state, [Done(again.lanes[0])]) is not state
 
 
 def test_c3_a_result_that_comes_twice_counts_once() -> None:
@@ -555,12 +574,13 @@ def test_k9_a_fork_shares_its_pages_and_the_page_that_both_would_write_is_copied
     assert drive(state)[0] == dict.fromkeys((0, 1, 2), solo(numbered(1, length), length + 6))
 
 
-def test_a_fork_between_a_plan_and_its_results_takes_no_page_too_many() -> None:
+@pytest.mark.parametrize("length", [4, 5, 6, 7])
+def test_a_fork_between_a_plan_and_its_results_takes_no_page_too_many(length: int) -> None:
     """The results are for the rows of the source, written behind what the fork shares; afterwards each has the pages that it needs."""
-    state = with_requests(Limits(4, 20, 4), numbered(1, 6), more=9, k=2)
-    state, _, _ = step(state)
+    state = with_requests(Limits(4, 20, 4), numbered(1, length), more=12, k=2)
     state, plan = schedule(state, 100)
-    state = commit(fork(state, 0, 1), results(state, plan, lambda length: 1))
+    state, plan = schedule(commit(state, results(state, plan, lambda length: 0)), 100)
+    state = commit(fork(state, 0, 1), results(state, plan, lambda length: 2))
     state, plan = schedule(state, 100)
     assert [len(find(state, lane.id).table.pages) for lane in plan.lanes] == [-(-(lane.stop + lane.k) // 4) for lane in plan.lanes]
     conserved(state)

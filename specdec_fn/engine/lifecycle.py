@@ -61,7 +61,7 @@ def abort(state: EngineState, request_id: int) -> EngineState:
     >>> len(abort(abort(state, first), first).records)
     0
     """
-    if request_id not in state.records:
+    if not isinstance(request_id, int) or request_id not in state.records:
         return state
     counters = state.counters._replace(aborted=state.counters.aborted + 1)
     work = schedule.remove(state.work, request_id)
@@ -155,7 +155,11 @@ def renewed(state: EngineState, request: Request, own: Key, tokens: Sequence[int
     settled = _settled(state, request)
     record = _record(request, settled, own, with_drafter(state, settled.proposer)[1])
     made = list(tokens[len(settled.prompt) :])
-    feeding, kept = ending.feed(settled.ending, made)
+    start, ends = settled.ending, settled.ending.stop_ids
+    feeding, kept = ending.feed(start, made)
+    if kept.size < len(made) or kept.finish_reason:  # under other controls it would have ended before: what was emitted stands
+        feeding, kept = ending.feed(start._replace(minimum=len(made), stop_ids=frozenset()), made)
+        feeding = feeding._replace(minimum=max(start.minimum - len(made), 0), stop_ids=ends)
     grown = record.grammar if request.constraint is None else grammar.advanced(request.constraint, record.grammar, made)
     run = record.run._replace(tokens=tuple(tokens), guess=guess)
     return record._replace(run=run, ending=feeding, said=(kept.text,), grammar=grown)

@@ -1,7 +1,7 @@
 """What an engine is told: its settings, and the requests it serves. Both are checked when they are made, as far as they can be without a model."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,12 +135,18 @@ class Request:
             if not isinstance(given, tuple) or len(given) != 3 or not callable(given[1]) or not callable(given[2]):
                 raise TypeError(f"constraint is {given!r:.80}; expected (init, mask, advance), a state and two functions")
             object.__setattr__(self, "constraint", Constraint(*given))
-        if not isinstance(self.prompt, str):  # a list or a tensor of the caller's may change later
-            prompt = self.prompt.tolist() if isinstance(self.prompt, Tensor) else self.prompt
-            object.__setattr__(self, "prompt", tuple(prompt) if isinstance(prompt, list | range) else prompt)
-        for name in ("stop_ids", "stop"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("prompt", "stop_ids", "stop"):
+            object.__setattr__(self, name, _own(name, getattr(self, name)))
+
+
+def _own(name: str, given: Any) -> Any:
+    """A copy of a collection that nobody else can change, its numbers plain integers; what is no sequence is left for ``submit`` to refuse."""
+    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
+        return given
+    if isinstance(given, Set):
+        raise TypeError(f"{name} is {given!r:.80}; expected a sequence, which has an order")
+    items = given.tolist() if hasattr(given, "tolist") else given
+    return tuple(operator.index(item) if hasattr(item, "__index__") else item for item in items) if isinstance(items, Iterable) else items
 
 
 def _keep(owner: Any, name: str, *, least: int) -> None:

@@ -5,8 +5,9 @@ request and its tokens (laws, spelling, stop strings) is made anew from them. Of
 """
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -59,7 +60,7 @@ def snapshot(state: EngineState) -> bytes:
     written = {
         "format": FORMAT,
         "model": state.model,
-        "spelled": state.tokenizer is not None,
+        "tokenizer": None if state.tokenizer is None else {"eos_ids": list(state.tokenizer.eos_ids), "size": state.tokenizer.size},
         "config": _setting(state.config),
         "key": key_data(state.key).tolist(),
         "work": work,
@@ -73,7 +74,8 @@ def snapshot(state: EngineState) -> bytes:
         for part in ("keys", "values"):
             arrays[f"pool.{place}.{part}"] = _by_page(getattr(pool, part), pool)[:, held].contiguous()
     text = json.dumps(written, separators=(",", ":")).encode()
-    return save({"state": torch.frombuffer(bytearray(text), dtype=torch.uint8), **arrays})
+    arrays["state"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return save({"digest": _digest(arrays), **arrays})
 
 
 def restore(
@@ -92,7 +94,7 @@ def restore(
         data: what ``snapshot`` gave.
         proposers, verifiers: those that were given as values, by their names; ones given by name need not be given again.
         constraints: of the requests that have one, by request id.
-        tokenizer: the engine's. Left out, the state goes on without text; requests with stop strings then refuse.
+        tokenizer: the engine's. Left out, the state goes on with the same tokens and without text, which requests with stop strings refuse.
 
     Raises:
         TypeError, ValueError: data that is cut short or no snapshot, one of another version or model, or something that must be given again.
@@ -106,21 +108,40 @@ def restore(
     arrays, written = _opened(data)
     if written.get("format") != FORMAT:
         raise ValueError(f"the snapshot has format {written.get('format')!r}; expected {FORMAT}, the one of this version")
-    if written["model"] != identity(model):
-        raise ValueError(f"the snapshot is of model {written['model']}; expected {identity(model)}, the model that was given")
-    given = _Given(proposers, verifiers, constraints)
+    if written.get("model") != identity(model):
+        raise ValueError(f"the snapshot is of model {written.get('model')}; expected {identity(model)}, the model that was given")
     try:
-        config = Config(**_unsettled(written["config"], given))
-        tensors = [arrays[f"value.{place}"] for place in range(sum(name.startswith("value.") for name in arrays))]
-        fresh = init(model, config, tokenizer)
-        fresh = _with_drafters(fresh, written["drafters"], given)
-        records = HashTrieMap({number: _renewed(fresh, number, old, tensors, given) for number, old in written["records"]})
-        pools = [_filled(pool, arrays, place, written["held"]) for place, pool in enumerate((fresh.store, *fresh.drafts))]
-        work, counters = decoded(written["work"], tensors), decoded(written["counters"], tensors)
-    except KeyError as error:
-        raise ValueError(f"the snapshot lacks {error}; expected all that snapshot() writes") from error
+        return _restored(model, arrays, written, _Given(proposers, verifiers, constraints), tokenizer)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(f"the snapshot does not hang together ({type(error).__name__}: {error}); expected what snapshot() gave") from error
+
+
+def _restored(model: Model, arrays: dict[str, Tensor], written: dict[str, Any], given: "_Given", tokenizer: Tokenizer | None) -> EngineState:
+    tensors = [arrays[f"value.{place}"] for place in range(sum(name.startswith("value.") for name in arrays))]
+    for number, old in written["records"]:
+        if tokenizer is None and old["request"]["stop"] != {"tuple": []}:
+            raise ValueError(f"request {number} has stop strings; expected the engine's tokenizer, as tokenizer=...")
+    fresh = init(model, Config(**_unsettled(written["config"], given)), tokenizer or _mute(written["tokenizer"]))
+    fresh = _with_drafters(fresh, written["drafters"], given)
+    records = HashTrieMap({number: _renewed(fresh, number, old, tensors, given) for number, old in written["records"]})
+    pools = [_filled(pool, arrays, place, written["held"]) for place, pool in enumerate((fresh.store, *fresh.drafts))]
+    work, counters = decoded(written["work"], tensors), decoded(written["counters"], tensors)
     key = Key(torch.tensor(written["key"]))
     return dataclasses.replace(fresh, key=key, records=records, work=work, counters=counters, store=pools[0], drafts=tuple(pools[1:]))
+
+
+def _mute(written: dict[str, Any] | None) -> Tokenizer | None:
+    """What an engine goes on with whose tokenizer was not given again: the ids that end a text, and no spelling."""
+    if written is None:
+        return None
+
+    def encode(text: str, *, special: bool = False) -> list[int]:
+        raise ValueError("the engine was restored without its tokenizer; expected ids, or restore(..., tokenizer=...)")
+
+    def decode(ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return ""
+
+    return Tokenizer(encode, decode, lambda messages: encode(""), tuple(written["eos_ids"]), written["size"])
 
 
 class _Given(NamedTuple):
@@ -139,12 +160,23 @@ def _opened(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     try:
         arrays = load(bytes(data))
+        if not arrays.pop("digest").equal(_digest(arrays)):
+            raise ValueError("their digest is another")
         written = json.loads(arrays["state"].numpy().tobytes())
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{len(data)} bytes are no whole snapshot ({error}); expected all the bytes that snapshot() gave") from error
     if not isinstance(written, dict):
         raise ValueError("the snapshot holds no state; expected all the bytes that snapshot() gave")
     return arrays, written
+
+
+def _digest(arrays: Mapping[str, Tensor]) -> Tensor:
+    """Of all tensors and their names: a byte that has changed anywhere is seen."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(arrays.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
 def _setting(owner: Config | Request) -> dict[str, Any]:
@@ -186,14 +218,13 @@ def _record(record: Record, tensors: tuple[Tensor, ...]) -> tuple[dict[str, Any]
     run = record.run
     kept, tensors = encoded({name: getattr(record, name) for name in KEPT}, tensors)
     guess, tensors = encoded(run.guess, tensors)
-    written = {"request": _setting(record.request), "key": key_data(run.key).tolist(), "tokens": list(run.tokens), "guess": guess, "kept": kept}
+    request = dataclasses.replace(record.request, prompt=run.tokens[: run.prompt])  # text needs a tokenizer to be read again
+    written = {"request": _setting(request), "key": key_data(run.key).tolist(), "tokens": list(run.tokens), "guess": guess, "kept": kept}
     return written, tensors
 
 
 def _renewed(fresh: EngineState, number: int, old: dict[str, Any], tensors: list[Tensor], given: _Given) -> Record:
     request = Request(**_unsettled(old["request"], given, number))
-    if fresh.tokenizer is None and request.stop:
-        raise ValueError(f"request {number} has stop strings; expected the engine's tokenizer, as tokenizer=...")
     return renewed(fresh, request, Key(torch.tensor(old["key"])), old["tokens"], decoded(old["guess"], tensors))._replace(
         **decoded(old["kept"], tensors)
     )

@@ -164,10 +164,9 @@ def record_of(state: EngineState, request_id: int) -> Record:
     >>> record_of(state, first).run.tokens
     (1,)
     """
-    record = state.records.get(request_id)
-    if record is None:
+    if not isinstance(request_id, int) or request_id not in state.records:  # a persistent map knows how to compare ids with ids only
         raise KeyError(f"request {request_id!r} is not there; expected the id of one that waits or runs")
-    return record
+    return state.records[request_id]
 
 
 def free_pages(state: EngineState) -> int:

@@ -73,8 +73,8 @@ def run(model: Model, state: EngineState, steps: int | None = None) -> tuple[Eng
     >>> run(circle, state)[1][first].tokens
     [1, 2, 0, 1]
     """
-    if steps is not None and steps < 0:
-        raise ValueError(f"steps is {steps}; expected 0 or more, or None")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 0):
+        raise ValueError(f"steps is {steps!r}; expected a whole number of 0 or more, or None")
     done: dict[int, Generation] = {}
     while len(state.records) and steps != 0:
         state, events = step(model, state)

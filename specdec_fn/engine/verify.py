@@ -1,6 +1,7 @@
 """The fourth line of a step: target laws from the logits, and each request's verifier on its own draft."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -91,10 +92,19 @@ def _decided(one: Proposal, logits: Tensor, probs: Tensor) -> Judgement:
     assert one.draft is not None, "only a request at its last token is decided"
     try:
         run, emitted, kept = decided(one.record.run, one.draft, probs, logits)
+        _check(emitted.tokens, kept.tolist(), *probs.shape)
     except Exception as error:
         return Judgement(one.lane, one.record, error=f"the verifier failed with {type(error).__name__}: {error}")
     likeliest = _likeliest(logits[kept][: len(emitted.tokens)], one.record.request.logprobs)
     return Judgement(one.lane, one.record._replace(run=run), emitted, kept, likeliest, no_law(run) if run.lawless else None)
+
+
+def _check(tokens: list[int], kept: list[int], rows: int, vocab: int) -> None:
+    """Refuses what a verifier of one's own may give and nobody else could live with."""
+    if any(not 0 <= token < vocab for token in tokens):
+        raise ValueError(f"it emitted {tokens}; expected ids in [0, {vocab})")
+    if kept[0] != 0 or any(not before < after < rows for before, after in pairwise(kept)):
+        raise ValueError(f"it kept the nodes {[row - 1 for row in kept[1:]]}; expected them ascending, of {rows - 1}")
 
 
 def _likeliest(logits: Float[Tensor, "emitted vocab"], count: int) -> tuple[dict[int, float], ...]:

@@ -23,6 +23,9 @@ from specdec_fn.typing import Bool, Float, Tensor
 
 __all__ = ["Span", "attend", "attend_invariant", "attend_pure"]
 
+# Named here, since an annotation is made anew where a function is, and these functions are made in every pass.
+Queries = Float[Tensor, "tokens heads head_dim"]
+Keys = Float[Tensor, "tokens kv_heads head_dim"]
 MANY = 16  # rows of a sequence from which on it has a call of its own
 SPREAD = 48  # slots by which the sequences of one call differ at most
 CROWD = 4096  # slots that one call reads at most, unless it is for one sequence
@@ -100,13 +103,7 @@ def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.
     room = max(group.spans * group.length if isinstance(group.slots, Tensor) else 0 for group in groups)
 
     @donates("kv")
-    def paged(
-        kv: Store,
-        layer: int,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "tokens kv_heads head_dim"],
-        value: Float[Tensor, "tokens kv_heads head_dim"],
-    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
+    def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
         kv = _with_room(store.write(kv, layer, key, value, written.to(key.device), whole=True), room)
         out = [_call(group, query, kv, layer) for group in groups]
         whole = out[0] if len(out) == 1 else torch.cat(out)
@@ -120,6 +117,13 @@ def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu
 
     The keys of one sequence are laid together in order, and each of its rows makes the call that ``dense.attend_invariant`` makes at that
     position, over exactly the keys it sees. Pages, the other sequences and their order have no part in it.
+
+    Args:
+        spans: the sequences, in the order of their rows.
+        device: where the pool is.
+
+    Returns:
+        an ``attend`` value whose ``kv`` is a ``Store``, which it DONATES.
 
     >>> from types import SimpleNamespace
     >>> pool = store.init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, 2, dtype=torch.float32)
@@ -135,13 +139,7 @@ def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu
     room = max(len(span.slots) for span in spans)
 
     @donates("kv")
-    def paged(
-        kv: Store,
-        layer: int,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "tokens kv_heads head_dim"],
-        value: Float[Tensor, "tokens kv_heads head_dim"],
-    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
+    def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
         kv = _with_room(store.write(kv, layer, key, value, written.to(key.device), whole=True), room)
         out: list[Tensor] = []
         for rows, places, own in zip(query.split(counts), slots, lines, strict=True):
@@ -164,6 +162,9 @@ def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu
 def attend_pure(spans: Sequence[Span]) -> Attend:
     """States what ``attend`` means without touching ``kv``: new tensors, and attention written out, a sequence at a time.
 
+    Args:
+        spans: the sequences, in the order of their rows.
+
     >>> from types import SimpleNamespace
     >>> pool = store.init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, 2, dtype=torch.float32)
     >>> _, new = attend_pure([Span([6], 1)])(pool, 0, torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
@@ -172,13 +173,7 @@ def attend_pure(spans: Sequence[Span]) -> Attend:
     """
     spans = _checked(spans)
 
-    def paged(
-        kv: Store,
-        layer: int,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "tokens kv_heads head_dim"],
-        value: Float[Tensor, "tokens kv_heads head_dim"],
-    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Store]:
+    def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
         kv = store.write_pure(kv, layer, key, value, _written(spans, key.device))
         out = []
         for span, rows in zip(spans, query.split([span.count for span in spans]), strict=True):
@@ -247,16 +242,21 @@ def _group(spans: tuple[Span, ...], members: list[int], share: int, dtype: torch
 
 def _mask(group: list[Span], length: int, share: int, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
     """0 where a row sees a key, minus infinity where it does not."""
-    hidden = ~torch.stack([F.pad(_seen(span), (0, length - len(span.slots))) for span in group]).unsqueeze(1)
+    count = group[0].count
+    starts = [len(span.slots) - count for span in group]
+    hidden = torch.arange(length) > torch.tensor(starts).view(-1, 1, 1, 1) + torch.arange(count).view(-1, 1)
+    for index, (span, start) in enumerate(zip(group, starts, strict=True)):
+        if span.seen is not None:
+            hidden[index, 0, :, start : start + count] = ~span.seen
     if not hidden.any():
         return None
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf")).to(device)
-    return mask.repeat_interleave(share, 2) if 1 < group[0].count < MANY else mask
+    return mask.repeat_interleave(share, 2) if 1 < count < MANY else mask
 
 
 def _seen(span: Span) -> Tensor:
     """[count, positions], True where a row of the span sees a position."""
-    own = torch.ones(span.count, span.count, dtype=torch.bool).tril() if span.seen is None else span.seen.cpu()
+    own = torch.ones(span.count, span.count, dtype=torch.bool).tril() if span.seen is None else span.seen
     return F.pad(own, (len(span.slots) - span.count, 0), value=True)
 
 
@@ -266,7 +266,7 @@ def _places(places: list[int], device: torch.device | str) -> Tensor | int:
 
 
 def _is_run(places: Sequence[int]) -> bool:
-    return all(map(operator.eq, places, range(places[0], places[0] + len(places))))
+    return places[-1] - places[0] == len(places) - 1 and all(map(operator.eq, places, range(places[0], places[0] + len(places))))
 
 
 # In every layer

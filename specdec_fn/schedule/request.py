@@ -164,10 +164,11 @@ def service(entry: Entry) -> tuple[int, int]:
 
 
 def with_table(entry: Entry, table: Table) -> Entry:
-    """The same request with another table, in a third of the time that ``_replace`` takes.
+    """The same request with another table, in less than half the time that ``_replace`` takes.
 
     >>> from specdec_fn.kv.prefix import root
     >>> with_table(Entry(7, 1, 3, (5,), 1, 9, 4, b"", Table(), root(b""), 0, -1, 0), Table((2,), 1)).table
     Table(pages=(2,), length=1)
     """
-    return tuple.__new__(Entry, (*entry[:8], table, *entry[9:]))
+    id, priority, arrival, tokens, prompt, limit, k, salt, _, tip, epoch, hit, passed = entry
+    return tuple.__new__(Entry, (id, priority, arrival, tokens, prompt, limit, k, salt, table, tip, epoch, hit, passed))

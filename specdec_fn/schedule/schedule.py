@@ -68,7 +68,7 @@ def schedule(state: Schedule, budget: int) -> tuple[Schedule, Plan]:
         for place, count in short:
             entry = running[place]
             held, length = entry.table
-            running[place] = with_table(entry, Table(held + taken[start : start + count], length))
+            running[place] = with_table(entry, tuple.__new__(Table, (held + taken[start : start + count], length)))
             start += count
     admitted: tuple[int, ...] = ()
     if not preempted and left and len(running) < limits.max_batch and waiting.levels:

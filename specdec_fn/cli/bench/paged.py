@@ -82,7 +82,8 @@ def paged(
     code = 0 if all(one.passed for one in found) else 1
     load = [before, load_average()]
     if json_:
-        print(json.dumps({"threads": torch.get_num_threads(), "load": load, "page_size": page_size, "passes": [one._asdict() for one in found]}))
+        facts = {"threads": torch.get_num_threads(), "load": load, "page_size": page_size, "passed": code == 0}
+        print(json.dumps(facts | {"passes": [one._asdict() for one in found]}))
         return code
     table = Table(
         title=f"a decode step, pages of {page_size}, {torch.get_num_threads()} threads, {repeats} runs in turns, load {load[0]} to {load[1]}"

@@ -75,7 +75,7 @@ def _timed(traffic: Traffic, running: int, waiting: int, k: int, page_size: int,
     from specdec_fn.random import key, uniform
     from specdec_fn.schedule import Done, Limits, commit, init, remove, schedule, submit
 
-    chances = iter(uniform(key(0), (2 * running * (passes + 1),)).tolist())
+    chances = iter(uniform(key(0), (passes, running + 1, k + 1)).flatten().tolist())
     prompts = uniform(key(1), (running + waiting, 64)).mul(50_000).int().tolist()
     tokens = 256  # of each running request
     held = running * (-(-(tokens + k) // page_size))
@@ -97,9 +97,9 @@ def _timed(traffic: Traffic, running: int, waiting: int, k: int, page_size: int,
         done = []
         for lane in plan.lanes:
             kept = 0
-            while kept < lane.k and next(chances, 0.5) < 0.7:
+            while kept < lane.k and next(chances) < 0.7:
                 kept += 1
-            done.append(Done(lane, kept, tuple(range(kept + 1)), next(chances, 0.5) < traffic.finishing))
+            done.append(Done(lane, kept, tuple(range(kept + 1)), next(chances) < traffic.finishing))
         planned = state
         state = _clocked(times["commit_ms"], 1e3, commit, planned, done)
         del before, planned, plan, done

@@ -1,5 +1,6 @@
 """What the measurements of the engine share: prompts, an engine with room for its requests, and several ways of serving that advance side by side."""
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,11 +63,16 @@ def abreast(ways: Mapping[str, Iterator[float]], watch: Status) -> dict[str, flo
     """Seconds that each way takes from its first step to its last.
 
     Each yields how far it has come, on a scale that all share; the one that is furthest behind goes next, so that all of them see the same machine.
+    Among equals chance decides, by a key: a step is slower after another's long one, and none may always have that place.
     """
     seconds, reached = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     alive = dict(ways)
-    while alive:
-        name = min(alive, key=lambda way: reached[way])
+    for turn in itertools.count():
+        if not alive:
+            break
+        least = min(reached[way] for way in alive)
+        behind = [way for way in alive if reached[way] == least]
+        name = behind[whole(random.fold_in(random.key(0), turn), 1, 0, len(behind) - 1)[0]]
         start = time.perf_counter()
         mark = next(alive[name], None)
         if mark is None:

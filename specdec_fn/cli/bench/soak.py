@@ -139,6 +139,7 @@ def _serve(model: Any, pool: list[Any], alone: list[Any], requests: int, seed: i
     import dataclasses
 
     from specdec_fn import engine, random
+    from specdec_fn.cli.bench.serving import Watch
     from specdec_fn.engine import Config
 
     state = engine.init(model, Config(page_size=PAGE, num_pages=PAGES, max_batch=BATCH, prefill_chunk=CHUNK, invariant=True))
@@ -146,6 +147,7 @@ def _serve(model: Any, pool: list[Any], alone: list[Any], requests: int, seed: i
     drawn: dict[int, int] = {}  # which of the pool a request is
     came: dict[int, int] = {}  # the step before which it came
     task, turn = progress.add_task("together", total=requests), 0
+    lines = Watch("")  # a line now and then where there is no bar
     while tally.submitted < requests or len(state.records):
         arrivals, abort, whom, fork, parent, *rest = random.uniform(random.fold_in(key, turn), (17,)).tolist()
         live = sorted(state.records)
@@ -169,6 +171,7 @@ def _serve(model: Any, pool: list[Any], alone: list[Any], requests: int, seed: i
         turn += 1
         tally = _noted(tally, events, drawn, came, turn, alone)
         progress.update(task, completed=tally.finished + tally.aborted)
+        lines.say(f"{tally.finished + tally.aborted:,} of {requests:,} requests in {turn:,} steps; {len(tally.wrong)} wrong")
         late = [number for number in came if turn - came[number] > PATIENCE]
         if late:  # a run that goes nowhere would never end
             tally = tally._replace(starved=tuple(late))
