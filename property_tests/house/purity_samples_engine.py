@@ -49,7 +49,6 @@ from specdec_fn.models import Model, toy
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Done, Entry, Limits, Plan, Schedule, admit, preempt, request, waiting
 from specdec_fn.speculate import Draft, Proposer, proposers, tree, verifiers
-from specdec_fn.speculate.proposer import Drafter
 
 from .purity_samples import FIXED, Call, Sample, bigram, call, chain_of, ids, sizes, table, tiny, words
 
@@ -466,7 +465,7 @@ def step_rooms() -> Iterator[Sample]:
     yield Sample(stepping.step, lambda: call(TARGETS[0], engine(TARGETS[1], 2)), ValueError)
     broken = TARGETS[1]._replace(apply=broken_pass, apply_at=broken_pass)
     yield Sample(stepping.step, lambda: call(broken, engine(TARGETS[1], 2)), PassError)
-    for drafter in (DRAFTING.drafter, Drafter(bigram(), FIXED)):
+    for drafter in (DRAFTING.drafter.model, bigram()):
         for invariant in (False, True):
             yield Sample(drafting.draft_together, lambda drafter=drafter, invariant=invariant: drafting_of(drafter, invariant))
 
@@ -475,12 +474,12 @@ def broken_pass(*args: Any) -> Any:
     raise RuntimeError("out of memory")
 
 
-def drafting_of(drafter: Drafter, invariant: bool) -> Call:
+def drafting_of(drafter: Model, invariant: bool) -> Call:
     """Three readers: one at its end, one in its prompt, one that has nothing left to draft."""
     readers = [
-        drafting.Reader(random.key(1), (1, 2, 3, 0), 3, Table((0, 3, 4, 5), 2), 2, 4, 3),
-        drafting.Reader(random.key(2), (3, 3, 1, 2, 0), 5, Table((1, 6), 0), 0, 3, 0),
-        drafting.Reader(random.key(3), (2, 1), 1, Table((2,), 1), 1, 2, 0),
+        drafting.Reader(random.key(1), (1, 2, 3, 0), 3, FIXED, Table((0, 3, 4, 5), 2), 2, 4, 3),
+        drafting.Reader(random.key(2), (3, 3, 1, 2, 0), 5, FIXED, Table((1, 6), 0), 0, 3, 0),
+        drafting.Reader(random.key(3), (2, 1), 1, SamplingParams(), Table((2,), 1), 1, 2, 0),
     ]
-    pool = store.init(drafter.model.config, 8, 2, dtype=torch.float64)
+    pool = store.init(drafter.config, 8, 2, dtype=torch.float64)
     return call(drafter, pool, readers, vocab_size=5, page_size=2, invariant=invariant)

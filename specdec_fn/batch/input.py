@@ -121,7 +121,7 @@ def _parsed(raw: bytes, index: int) -> Line | None:
         raise ValueError(f"this is {text.strip()[:40]!r}; expected a JSON object with a prompt or messages")
     fields = {name: item for name, item in value.items() if item is not None}
     name = fields.pop("id", index)
-    if isinstance(name, bool) or not isinstance(name, str | int | float) or not (isinstance(name, str) or math.isfinite(name)):
+    if isinstance(name, bool) or not isinstance(name, str | int | float) or (isinstance(name, float) and not math.isfinite(name)):
         raise TypeError(f"the id is {name!r}; expected a string or a number")
     return Line(index, name, fields)
 

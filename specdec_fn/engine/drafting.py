@@ -19,13 +19,13 @@ from specdec_fn.kv import paged, table
 from specdec_fn.kv.paged import Span
 from specdec_fn.kv.store import Store
 from specdec_fn.kv.table import Table
-from specdec_fn.models.model import parameter
+from specdec_fn.models import Model
+from specdec_fn.models.model import Attend, parameter
 from specdec_fn.pytree import donates
 from specdec_fn.random import Key, uniform
-from specdec_fn.sampling import draw
+from specdec_fn.sampling import SamplingParams, draw
 from specdec_fn.speculate import Draft
 from specdec_fn.speculate.draft import chain
-from specdec_fn.speculate.proposer import Drafter
 from specdec_fn.speculate.tape import DRAFT, address
 from specdec_fn.typing import Float, Tensor
 
@@ -39,6 +39,7 @@ class Reader(NamedTuple):
         key: the request's key.
         tokens: committed ids.
         prompt: how many of them are prompt.
+        sampling: the controls of its drafts' laws.
         table: its pages, with room for the pass.
         read: slots that hold the drafting model's keys of ``tokens``; at the end of the drafting also of drafted tokens.
         stop: end of the tokens that the pass computes.
@@ -48,6 +49,7 @@ class Reader(NamedTuple):
     key: Key
     tokens: tuple[int, ...]
     prompt: int
+    sampling: SamplingParams
     table: Table
     read: int
     stop: int
@@ -56,7 +58,7 @@ class Reader(NamedTuple):
 
 @donates("pool")
 def draft_together(
-    drafter: Drafter, pool: Store, readers: Sequence[Reader], *, vocab_size: int, page_size: int, invariant: bool
+    model: Model, pool: Store, readers: Sequence[Reader], *, vocab_size: int, page_size: int, invariant: bool
 ) -> tuple[Store, list[tuple[Draft, int]]]:
     """Drafts for several requests, one forward of the drafting model for all of them at a time. DONATES its pool.
 
@@ -64,7 +66,7 @@ def draft_together(
     committed that it has no row for. Token i is drawn at height u of its law, u being lane i of ``tape.address(key, DRAFT, len(tokens))``.
 
     Args:
-        drafter: the model, and the controls of its laws.
+        model: the drafting model.
         pool: its keys and values.
         readers: the requests.
         vocab_size: of the target: the laws have that size.
@@ -77,15 +79,14 @@ def draft_together(
     >>> from specdec_fn.kv import store
     >>> from specdec_fn.models import toy
     >>> from specdec_fn.random import key
-    >>> from specdec_fn.sampling import SamplingParams
-    >>> circle = Drafter(toy.bigram(torch.eye(3).roll(1, dims=1)), SamplingParams())  # 0 -> 1 -> 2 -> 0
-    >>> pool = store.init(circle.model.config, 2, 4, dtype=torch.float32)
-    >>> reader = Reader(key(0), (0, 1), 1, Table((0, 1), 1), 0, 2, 3)
+    >>> circle = toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
+    >>> pool = store.init(circle.config, 2, 4, dtype=torch.float32)
+    >>> reader = Reader(key(0), (0, 1), 1, SamplingParams(), Table((0, 1), 1), 0, 2, 3)
     >>> [(draft, read)] = draft_together(circle, pool, [reader], vocab_size=3, page_size=4, invariant=False)[1]
     >>> draft.tokens, read
     (tensor([2, 0, 1]), 4)
     """
-    model = models.invariant(drafter.model) if invariant else drafter.model
+    model = models.invariant(model) if invariant else model
     build = paged.attend_invariant if invariant else paged.attend
     context, ids_known = model.config.context, model.config.vocab_size
     lines = [list(reader.tokens) for reader in readers]
@@ -110,7 +111,7 @@ def draft_together(
         logits, pool = _read(model, pool, ids, positions, build(spans), [place in drawing for place in ends], [span.count for span in spans])
         rows = F.pad(logits.to("cpu", torch.float64), (0, vocab_size - logits.shape[1]), value=-torch.inf).split(1) if drawing else ()
         asks = [
-            Ask(row, Controls(drafter.sampling, tuple(lines[place][: readers[place].prompt])), lines[place][readers[place].prompt :], [])
+            Ask(row, Controls(readers[place].sampling, tuple(lines[place][: readers[place].prompt])), lines[place][readers[place].prompt :], [])
             for place, row in zip(drawing, rows, strict=True)
         ]
         ends = {}
@@ -130,7 +131,7 @@ def _draft(ids: list[int], probs: list[Float[Tensor, "vocab"]], vocab_size: int)
 
 @torch.inference_mode()
 def _read(
-    model: models.Model, pool: Store, ids: list[int], positions: list[int], attend: models.model.Attend, drawing: list[bool], counts: list[int]
+    model: Model, pool: Store, ids: list[int], positions: list[int], attend: Attend, drawing: list[bool], counts: list[int]
 ) -> tuple[Float[Tensor, "drawing vocab"], Store]:
     """One forward, and the logits of the last row of each request that draws."""
     device = parameter(model).device

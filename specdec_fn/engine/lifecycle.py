@@ -130,11 +130,11 @@ def with_drafter(state: EngineState, proposer: Proposer) -> tuple[EngineState, i
     drafter = proposer.drafter
     if drafter is None:
         return state, -1
-    known = [place for place, other in enumerate(state.drafters) if other.model is drafter.model and other.sampling == drafter.sampling]
+    known = [place for place, other in enumerate(state.drafters) if other is drafter.model]
     if known:
         return state, known[0]
     drafts = (*state.drafts, pool(drafter.model, state.config))
-    return dataclasses.replace(state, drafters=(*state.drafters, drafter), drafts=drafts), len(state.drafters)
+    return dataclasses.replace(state, drafters=(*state.drafters, drafter.model), drafts=drafts), len(state.drafters)
 
 
 def renewed(state: EngineState, request: Request, own: Key, tokens: Sequence[int], guess: Any) -> Record:

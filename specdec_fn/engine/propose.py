@@ -7,8 +7,8 @@ from typing import NamedTuple
 from specdec_fn.engine.drafting import Reader, draft_together
 from specdec_fn.engine.running import drafted, usable
 from specdec_fn.engine.state import EngineState, Record
-from specdec_fn.kv.store import Store
-from specdec_fn.pytree import donates
+from specdec_fn.kv import store
+from specdec_fn.pytree import donates, enforced
 from specdec_fn.schedule import Lane, Plan
 from specdec_fn.speculate import Draft
 
@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
 def proposed(state: EngineState, plan: Plan) -> tuple[EngineState, Sequence[Proposal]]:
     """Asks the proposers; a drafting model is run once for all requests that draft with it. DONATES the drafting models' pools.
 
-    A proposer that raises, or drafts what cannot be verified, ends its own request and no other.
+    A proposer that raises, or drafts what cannot be verified, ends its own request and no other; a drafting model, those that draft with it.
 
     >>> import torch
     >>> from specdec_fn.engine.lifecycle import submit
@@ -68,15 +68,21 @@ def _asked(state: EngineState, lane: Lane) -> Proposal:
     return Proposal(lane, record._replace(run=run), draft)
 
 
-def _with_model(state: EngineState, place: int, lanes: Sequence[Lane]) -> tuple[Store, list[Proposal]]:
+def _with_model(state: EngineState, place: int, lanes: Sequence[Lane]) -> tuple[store.Store, list[Proposal]]:
     config, tables = state.config, {entry.id: entry.table for entry in state.work.running}
     records = [state.records[lane.id] for lane in lanes]
     readers = [
-        Reader(one.run.key, one.run.tokens, one.run.prompt, tables[lane.id], one.drafted, lane.stop, lane.k)
+        Reader(one.run.key, one.run.tokens, one.run.prompt, one.run.proposer.drafter.sampling, tables[lane.id], one.drafted, lane.stop, lane.k)
         for lane, one in zip(lanes, records, strict=True)
+        if one.run.proposer.drafter is not None
     ]
-    drafter, pool, vocab = state.drafters[place], state.drafts[place], state.sizes.vocab_size
-    pool, drafts = draft_together(drafter, pool, readers, vocab_size=vocab, page_size=config.page_size, invariant=config.invariant)
+    model, pool, vocab = state.drafters[place], state.drafts[place], state.sizes.vocab_size
+    spare = store.clone(pool) if enforced() else pool  # where donation is enforced, a failed drafting leaves the pool as it was
+    try:
+        pool, drafts = draft_together(model, spare, readers, vocab_size=vocab, page_size=config.page_size, invariant=config.invariant)
+    except Exception as error:
+        why = f"the drafting model failed with {type(error).__name__}: {error}"
+        return pool, [Proposal(lane, record, None, why) for lane, record in zip(lanes, records, strict=True)]
     return pool, [_usable(state, *one) for one in zip(lanes, records, drafts, strict=True)]
 
 

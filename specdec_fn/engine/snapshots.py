@@ -23,10 +23,8 @@ from specdec_fn.engine.state import EngineState, Record, init
 from specdec_fn.kv import store
 from specdec_fn.models import Model
 from specdec_fn.random import Key, key_data
-from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Proposer, Verifier
 from specdec_fn.speculate import verifiers as registered
-from specdec_fn.speculate.proposer import Drafter
 from specdec_fn.text import Tokenizer
 from specdec_fn.typing import Tensor
 
@@ -112,7 +110,7 @@ def restore(
         raise ValueError(f"the snapshot is of model {written.get('model')}; expected {identity(model)}, the model that was given")
     try:
         return _restored(model, arrays, written, _Given(proposers, verifiers, constraints), tokenizer)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, ImportError, IndexError, KeyError, RuntimeError, TypeError) as error:
         raise ValueError(f"the snapshot does not hang together ({type(error).__name__}: {error}); expected what snapshot() gave") from error
 
 
@@ -163,7 +161,7 @@ def _opened(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not arrays.pop("digest").equal(_digest(arrays)):
             raise ValueError("their digest is another")
         written = json.loads(arrays["state"].numpy().tobytes())
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{len(data)} bytes are no whole snapshot ({error}); expected all the bytes that snapshot() gave") from error
     if not isinstance(written, dict):
         raise ValueError("the snapshot holds no state; expected all the bytes that snapshot() gave")
@@ -238,11 +236,10 @@ def _drafted_by(state: EngineState, place: int) -> str | None:
 def _with_drafters(fresh: EngineState, names: list[str | None], given: _Given) -> EngineState:
     for place, name in enumerate(names):
         if name is None:  # nobody reads its pool any more; its place stays taken, since cached pages are told apart by it
-            gone = Drafter(cast(Any, None), SamplingParams())
             nothing = store.init(
                 SimpleNamespace(layers=0, kv_heads=0, head_dim=0), fresh.config.num_pages, fresh.config.page_size, dtype=torch.float32
             )
-            fresh = dataclasses.replace(fresh, drafters=(*fresh.drafters, gone), drafts=(*fresh.drafts, nothing))
+            fresh = dataclasses.replace(fresh, drafters=(*fresh.drafters, cast(Model, None)), drafts=(*fresh.drafts, nothing))
         else:
             fresh, found = with_drafter(fresh, _again("proposer", name, given))
             if found != place:
@@ -254,7 +251,10 @@ def _filled(pool: store.Store, arrays: dict[str, Tensor], place: int, held: list
     """A fresh pool with the contents of the pages that were in use."""
     if pool.layers:
         for part in ("keys", "values"):
-            _by_page(getattr(pool, part), pool)[:, held] = arrays[f"pool.{place}.{part}"]
+            kept, pages = arrays[f"pool.{place}.{part}"], _by_page(getattr(pool, part), pool)
+            if kept.shape != (pages.shape[0], len(held), *pages.shape[2:]):
+                raise ValueError(f"the snapshot's {part} have shape {list(kept.shape)}; expected those of {len(held)} pages")
+            pages[:, held] = kept
     return pool
 
 

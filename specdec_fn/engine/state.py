@@ -25,7 +25,6 @@ from specdec_fn.pytree import state as pytree_state
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Schedule
-from specdec_fn.speculate.proposer import Drafter
 from specdec_fn.text import Tokenizer
 
 __all__ = ["Counters", "EngineState", "Record", "clone", "free_pages", "init", "pool", "record_of"]
@@ -111,7 +110,7 @@ class EngineState:
     sizes: Sizes
     tokenizer: Tokenizer | None
     model: str
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[Model, ...]
     key: Key
     records: HashTrieMap
     work: Schedule

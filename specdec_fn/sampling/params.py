@@ -123,7 +123,10 @@ def _require(met: bool, name: str, what: str, received: Any) -> None:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, received {value!r} of type {type(value).__name__}")
-    return float(value) + 0.0  # turns -0.0 into 0.0
+    try:
+        return float(value) + 0.0  # turns -0.0 into 0.0
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float can hold, received one of {len(str(value))} characters") from None
 
 
 def _integer(name: str, value: Any) -> int:

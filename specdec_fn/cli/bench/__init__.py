@@ -10,6 +10,7 @@ from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.equality import equality
 from specdec_fn.cli.bench.invariant import invariant
 from specdec_fn.cli.bench.overhead import overhead
+from specdec_fn.cli.bench.paged import paged
 from specdec_fn.cli.bench.pages import pages
 from specdec_fn.cli.bench.peer import transformers
 from specdec_fn.cli.bench.prefix import prefix
@@ -36,6 +37,7 @@ app.command()(chunks)
 app.command()(prefix)
 app.command()(together)
 app.command()(pages)
+app.command()(paged)
 app.command()(scheduling)
 app.command()(arrivals)
 app.command()(soak)
