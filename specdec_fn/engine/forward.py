@@ -81,8 +81,8 @@ def forwarded(model: Model, state: EngineState, proposals: Sequence[Proposal]) -
             else:
                 logits, pool = used.apply(used.params, ids, positions, pool, attend)
                 logits = logits[rows]
-        if logits.shape != (len(rows), state.sizes.vocab_size):
-            raise ValueError(f"the logits have shape {list(logits.shape)}; expected {[len(rows), state.sizes.vocab_size]}")
+        if logits.shape != (len(rows), state.sizes.vocab_size) or not logits.is_floating_point():
+            raise ValueError(f"the logits are {logits.dtype} {list(logits.shape)}; expected floats {[len(rows), state.sizes.vocab_size]}")
     except Exception as error:
         raise PassError(f"the forward failed with {type(error).__name__}: {error}", state) from error
     parts = iter(logits.split(counts))

@@ -1,6 +1,7 @@
 """What changes an engine between steps: a request comes, is forked, or is called off."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from specdec_fn.engine import ending, grammar
 from specdec_fn.engine.job import Terms, terms
 from specdec_fn.engine.request import Request
 from specdec_fn.engine.running import Running
-from specdec_fn.engine.state import EngineState, Record, pool, record_of
+from specdec_fn.engine.state import EngineState, Record, number_of, pool, record_of
 from specdec_fn.random import Key, fold_in, key
 from specdec_fn.speculate import Proposer
 
@@ -61,11 +62,12 @@ def abort(state: EngineState, request_id: int) -> EngineState:
     >>> len(abort(abort(state, first), first).records)
     0
     """
-    if not isinstance(request_id, int) or request_id not in state.records:
+    number = number_of(request_id)
+    if number is None or number not in state.records:
         return state
     counters = state.counters._replace(aborted=state.counters.aborted + 1)
-    work = schedule.remove(state.work, request_id)
-    return dataclasses.replace(state, records=state.records.remove(request_id), work=work, counters=counters)
+    work = schedule.remove(state.work, number)
+    return dataclasses.replace(state, records=state.records.remove(number), work=work, counters=counters)
 
 
 def fork(state: EngineState, request_id: int, *, seed: int | None = None, **changes: Any) -> tuple[EngineState, int]:
@@ -94,7 +96,7 @@ def fork(state: EngineState, request_id: int, *, seed: int | None = None, **chan
     >>> fork(state, first, seed=3)[1]
     1
     """
-    old = record_of(state, request_id)
+    old, parent = record_of(state, request_id), operator.index(request_id)
     unknown = sorted(set(changes) - {"k", "proposer", "verifier", "sampling"})
     if unknown:
         raise TypeError(f"fork changes {', '.join(unknown)}; expected some of k, proposer, verifier and sampling")
@@ -106,11 +108,11 @@ def fork(state: EngineState, request_id: int, *, seed: int | None = None, **chan
     number = state.counters.submitted
     new = renewed(state, request, own, old.run.tokens, guess)
     new = new._replace(logprobs=old.logprobs, likeliest=old.likeliest, prompt_logprobs=old.prompt_logprobs, stats=old.stats)
-    state = dataclasses.replace(state, records=state.records.insert(request_id, old._replace(forks=old.forks + 1)))
+    state = dataclasses.replace(state, records=state.records.insert(parent, old._replace(forks=old.forks + 1)))
     unscored = request.prompt_logprobs and len(old.prompt_logprobs) < old.run.prompt - 1
     if drafter != old.drafter or unscored:  # pages hold the keys of one drafting model, and no logits: what was shared is computed anew
         return _entered(state, new), number
-    work = schedule.fork(state.work, request_id, number, k=settled.k)
+    work = schedule.fork(state.work, parent, number, k=settled.k)
     counters = state.counters._replace(submitted=number + 1)
     new = new._replace(drafted=old.drafted)
     return dataclasses.replace(state, records=state.records.insert(number, new), work=work, counters=counters), number

@@ -5,6 +5,7 @@ together when one of them is stepped; ``clone`` owns a copy of it.
 """
 
 import dataclasses
+import operator
 from typing import Any, NamedTuple
 
 from rpds import HashTrieMap
@@ -27,7 +28,7 @@ from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Schedule
 from specdec_fn.text import Tokenizer
 
-__all__ = ["Counters", "EngineState", "Record", "clone", "free_pages", "init", "pool", "record_of"]
+__all__ = ["Counters", "EngineState", "Record", "clone", "free_pages", "init", "number_of", "pool", "record_of"]
 
 
 class Record(NamedTuple):
@@ -163,9 +164,22 @@ def record_of(state: EngineState, request_id: int) -> Record:
     >>> record_of(state, first).run.tokens
     (1,)
     """
-    if not isinstance(request_id, int) or request_id not in state.records:  # a persistent map knows how to compare ids with ids only
+    number = number_of(request_id)
+    if number is None or number not in state.records:
         raise KeyError(f"request {request_id!r} is not there; expected the id of one that waits or runs")
-    return state.records[request_id]
+    return state.records[number]
+
+
+def number_of(request_id: Any) -> int | None:
+    """An id as the plain integer it is, which is all that a persistent map can look up; None for what is no id.
+
+    >>> number_of(3), number_of("3")
+    (3, None)
+    """
+    try:
+        return None if isinstance(request_id, bool) else operator.index(request_id)
+    except TypeError:
+        return None
 
 
 def free_pages(state: EngineState) -> int:

@@ -101,7 +101,7 @@ def _decided(one: Proposal, logits: Tensor, probs: Tensor) -> Judgement:
 
 def _check(tokens: list[int], kept: list[int], rows: int, vocab: int) -> None:
     """Refuses what a verifier of one's own may give and nobody else could live with."""
-    if any(not 0 <= token < vocab for token in tokens):
+    if any(not isinstance(token, int) or not 0 <= token < vocab for token in tokens):
         raise ValueError(f"it emitted {tokens}; expected ids in [0, {vocab})")
     if kept[0] != 0 or any(not before < after < rows for before, after in pairwise(kept)):
         raise ValueError(f"it kept the nodes {[row - 1 for row in kept[1:]]}; expected them ascending, of {rows - 1}")

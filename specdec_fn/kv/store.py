@@ -5,6 +5,7 @@ is said elsewhere (a table of pages for each sequence); the pool itself knows no
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -53,7 +54,7 @@ def init(sizes: Sizes, pages: int, page_size: int, *, dtype: torch.dtype, device
         dtype: of keys and values; the model's.
 
     Raises:
-        ValueError: pages or page_size is below 1.
+        ValueError: pages or page_size is below 1, or there is not so much memory.
 
     >>> from types import SimpleNamespace
     >>> store = init(SimpleNamespace(layers=2, kv_heads=1, head_dim=4), 3, 8, dtype=torch.float32)
@@ -67,7 +68,11 @@ def init(sizes: Sizes, pages: int, page_size: int, *, dtype: torch.dtype, device
     # A tensor born in inference mode cannot be written outside it, and a pool outlives the block that made it.
     with torch.inference_mode(False):
         shape = (sizes.layers * pages, page_size, sizes.kv_heads, sizes.head_dim)
-        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        try:
+            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        except (RuntimeError, TypeError) as error:
+            size = 2 * math.prod(shape) * dtype.itemsize
+            raise ValueError(f"{pages} pages of {page_size} slots take {size:,} bytes, which are not to be had; expected fewer pages") from error
         return Store(keys, values, sizes.layers, pages, page_size)
 
 
