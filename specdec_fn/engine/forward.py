@@ -80,7 +80,7 @@ def forwarded(model: Model, state: EngineState, proposals: Sequence[Proposal]) -
                 logits, pool = used.apply_at(used.params, ids, positions, pool, attend, torch.tensor(rows, device=device))
             else:
                 logits, pool = used.apply(used.params, ids, positions, pool, attend)
-                logits = logits[rows]
+                logits = logits if len(rows) == ids.shape[0] else logits[rows]
         if logits.shape != (len(rows), state.sizes.vocab_size) or not logits.is_floating_point():
             raise ValueError(f"the logits are {logits.dtype} {list(logits.shape)}; expected floats {[len(rows), state.sizes.vocab_size]}")
     except Exception as error:

@@ -11,6 +11,8 @@ from specdec_fn.typing import Bool, Float, Int, Tensor
 
 __all__ = ["Ask", "laws"]
 
+PLAIN = SamplingParams()
+
 
 class Ask(NamedTuple):
     """The rows of one request in a pass.
@@ -55,8 +57,8 @@ def laws(asks: Sequence[Ask]) -> list[Float[Tensor, "rows vocab"]]:
 
 
 def _shared(params: SamplingParams, ends: tuple[int, ...], masked: bool, group: Sequence[Ask]) -> Tensor:
-    logits = torch.cat([ask.logits for ask in group])
-    if params == SamplingParams() and not masked:  # bit for bit what ``distribution`` gives
+    logits = group[0].logits if len(group) == 1 else torch.cat([ask.logits for ask in group])
+    if params == PLAIN and not masked:  # bit for bit what ``distribution`` gives
         return logits.softmax(-1, dtype=torch.float64).nan_to_num_(0.0)
     nothing = torch.empty(logits.shape[0], 0, dtype=torch.int64)
     generated = _filled([prefixes(ask.generated, ask.drafted, ask.parents) for ask in group]) if params.history else nothing

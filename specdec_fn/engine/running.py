@@ -171,8 +171,9 @@ def decided(
     accepted = int(verdict.accepted)
     emitted = verdict.tokens[: accepted + 1].tolist()
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
+    rows = logits[: accepted + 1] if draft.parents is None else logits[kept]  # of a chain they are the first: a view
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
-    one = _pass(emitted[:-1] if lawless else emitted, draft, verdict, logits[kept])
+    one = _pass(emitted[:-1] if lawless else emitted, draft, verdict, rows)
     return run._replace(tokens=(*run.tokens, *one.tokens), lawless=lawless), one, kept
 
 

@@ -22,6 +22,7 @@ from specdec_fn.engine.request import Config, Constraint, Request
 from specdec_fn.engine.state import EngineState, Record, init
 from specdec_fn.kv import store
 from specdec_fn.models import Model
+from specdec_fn.pytree import alive
 from specdec_fn.random import Key, key_data
 from specdec_fn.speculate import Proposer, Verifier
 from specdec_fn.speculate import verifiers as registered
@@ -31,6 +32,7 @@ from specdec_fn.typing import Tensor
 __all__ = ["restore", "snapshot"]
 
 FORMAT = 1
+ROUND = 4096  # bytes
 KEPT = ("logprobs", "likeliest", "prompt_logprobs", "stats", "forks", "drafted")
 
 
@@ -48,6 +50,7 @@ def snapshot(state: EngineState) -> bytes:
     """
     from safetensors.torch import save  # who generates only need not bring it
 
+    alive(state, "the state")
     held = sorted(state.work.pool.held.keys())
     work, tensors = encoded(state.work)
     counters, tensors = encoded(state.counters, tensors)
@@ -72,6 +75,7 @@ def snapshot(state: EngineState) -> bytes:
         for part in ("keys", "values"):
             arrays[f"pool.{place}.{part}"] = _by_page(getattr(pool, part), pool)[:, held].contiguous()
     text = json.dumps(written, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ROUND)  # safetensors keeps a type for ever for each length that it has seen
     arrays["state"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return save({"digest": _digest(arrays), **arrays})
 

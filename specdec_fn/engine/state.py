@@ -22,6 +22,7 @@ from specdec_fn.kv import store
 from specdec_fn.models import Config as Sizes
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
+from specdec_fn.pytree import alive
 from specdec_fn.pytree import state as pytree_state
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
@@ -202,6 +203,7 @@ def clone(state: EngineState) -> EngineState:
     >>> clone(state).store is state.store
     False
     """
+    alive(state, "the state")
     pools = tuple(store.clone(pool) for pool in state.drafts)
     return dataclasses.replace(state, key=Key(state.key.words.clone()), store=store.clone(state.store), drafts=pools)
 

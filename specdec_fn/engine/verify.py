@@ -40,6 +40,7 @@ class Judgement(NamedTuple):
     error: str | None = None
 
 
+@torch.inference_mode()
 def verified(state: EngineState, proposals: Sequence[Proposal], logits: Sequence[Float[Tensor, "rows vocab"]]) -> list[Judgement]:
     """Decides every draft; requests with the same controls share the making of their laws.
 
@@ -95,7 +96,8 @@ def _decided(one: Proposal, logits: Tensor, probs: Tensor) -> Judgement:
         _check(emitted.tokens, kept.tolist(), *probs.shape)
     except Exception as error:
         return Judgement(one.lane, one.record, error=f"the verifier failed with {type(error).__name__}: {error}")
-    likeliest = _likeliest(logits[kept][: len(emitted.tokens)], one.record.request.logprobs)
+    wanted = one.record.request.logprobs
+    likeliest = _likeliest(logits[kept][: len(emitted.tokens)], wanted) if wanted else ()
     return Judgement(one.lane, one.record._replace(run=run), emitted, kept, likeliest, no_law(run) if run.lawless else None)
 
 
@@ -108,8 +110,6 @@ def _check(tokens: list[int], kept: list[int], rows: int, vocab: int) -> None:
 
 
 def _likeliest(logits: Float[Tensor, "emitted vocab"], count: int) -> tuple[dict[int, float], ...]:
-    if not count:
-        return ()
     top = logits.to(torch.float64).log_softmax(-1).topk(min(count, logits.shape[1]))
     return tuple(dict(zip(ids, values, strict=True)) for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True))
 

@@ -95,7 +95,7 @@ def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.
     tensor([1., 2., 8.])
     """
     spans = _checked(spans)
-    written = _written(spans, device)
+    written = _places([slot for span in spans for slot in span.slots[-span.count :]], device)
     together = _together(spans)
     groups = tuple(_group(spans, members, share, dtype, device) for members in together)
     order = [row for members in together for row in _rows(spans, members)]
@@ -104,7 +104,7 @@ def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.
 
     @donates("kv")
     def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
-        kv = _with_room(store.write(kv, layer, key, value, written.to(key.device), whole=True), room)
+        kv = _with_room(_write(kv, layer, key, value, written), room)
         out = [_call(group, query, kv, layer) for group in groups]
         whole = out[0] if len(out) == 1 else torch.cat(out)
         return (whole if back is None else whole.index_select(0, back.to(whole.device))), kv
@@ -274,8 +274,10 @@ def _is_run(places: Sequence[int]) -> bool:
 
 def _with_room(kv: Store, slots: int) -> Store:
     """The store with scratch for the keys and the values of so many slots."""
+    if not slots:
+        return kv
     size = 2 * _half(kv, slots)
-    if not slots or (kv.scratch and kv.scratch[0].shape[0] >= size):
+    if kv.scratch and kv.scratch[0].shape[0] >= size:
         return kv
     with torch.inference_mode(False):
         return dataclasses.replace(kv, scratch=(kv.keys.new_zeros(size),))
@@ -284,6 +286,17 @@ def _with_room(kv: Store, slots: int) -> Store:
 def _half(kv: Store, slots: int) -> int:
     """Numbers that the keys of so many slots take, rounded up so that the values after them are aligned as a tensor of their own is."""
     return math.ceil(slots * kv.keys.shape[2] * kv.keys.shape[3] / 64) * 64
+
+
+def _write(kv: Store, layer: int, key: Tensor, value: Tensor, slots: Tensor | int) -> Store:
+    """``store.write``; rows whose slots are a run are copied as one piece."""
+    if not isinstance(slots, int):
+        return store.write(kv, layer, key, value, slots.to(key.device), whole=True)
+    _, page_size, kv_heads, head_dim = kv.keys.shape
+    first = (layer * kv.pages * page_size + slots) * kv_heads * head_dim
+    for pool, new in ((kv.keys, key), (kv.values, value)):
+        pool.as_strided(new.shape, (kv_heads * head_dim, head_dim, 1), pool.storage_offset() + first).copy_(new)
+    return kv
 
 
 def _gathered(kv: Store, layer: int, slots: Tensor | int, spans: int, length: int) -> tuple[Tensor, Tensor]:
@@ -307,18 +320,25 @@ def _call(group: _Group, query: Tensor, kv: Store, layer: int) -> Tensor:
     """Attends for the rows of one group: [spans * count, heads, head_dim]."""
     spans, count, mask = group.spans, group.each, group.mask
     keys, values = _gathered(kv, layer, group.slots, spans, group.length)
-    rows = query.narrow(0, group.rows, spans * count) if isinstance(group.rows, int) else query.index_select(0, group.rows.to(query.device))
+    rows = query if query.shape[0] == spans * count else _taken(query, group.rows, spans * count)
     mask = mask if mask is None else mask.to(query.device, query.dtype)
     if count >= MANY:
         out = F.scaled_dot_product_attention(rows.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, is_causal=group.causal, enable_gqa=True)
         return out.squeeze(0).transpose(0, 1)
     # The query heads that share a key head are rows of the call beside one another: no key is read twice.
+    if count == 1:
+        out = F.scaled_dot_product_attention(rows.reshape(spans, keys.shape[1], -1, query.shape[2]), keys, values, attn_mask=mask)
+        return out.reshape(spans, *query.shape[1:])
     apart = (spans, count, keys.shape[1], -1, query.shape[2])
     folded = rows.reshape(apart).transpose(1, 2).flatten(2, 3)
     if mask is not None and mask.shape[2] not in (1, folded.shape[2]):
         mask = mask[:, :, :: mask.shape[2] // count].repeat_interleave(folded.shape[2] // count, 2)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
     return out.unflatten(2, (count, -1)).transpose(1, 2).reshape(spans * count, *query.shape[1:])
+
+
+def _taken(query: Tensor, rows: Tensor | int, count: int) -> Tensor:
+    return query.narrow(0, rows, count) if isinstance(rows, int) else query.index_select(0, rows.to(query.device))
 
 
 def _over(row: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
