@@ -574,6 +574,14 @@ def test_k9_a_fork_shares_its_pages_and_the_page_that_both_would_write_is_copied
     assert drive(state)[0] == dict.fromkeys((0, 1, 2), solo(numbered(1, length), length + 6))
 
 
+def test_a_fork_starts_its_own_history() -> None:
+    """Preemptions, passings and hits were the source's; the copy never asked the prefix cache."""
+    state, _, _ = step(with_requests(Limits(4, 20, 4), numbered(1, 6), more=6))
+    state = state._replace(running=(state.running[0]._replace(epoch=2, passed=3, hit=4),))
+    copy = find(fork(state, 0, 1, k=7), 1)
+    assert (copy.epoch, copy.passed, copy.hit, copy.k, copy.arrival) == (0, 0, 0, 7, 1)
+
+
 @pytest.mark.parametrize("length", [4, 5, 6, 7])
 def test_a_fork_between_a_plan_and_its_results_takes_no_page_too_many(length: int) -> None:
     """The results are for the rows of the source, written behind what the fork shares; afterwards each has the pages that it needs."""

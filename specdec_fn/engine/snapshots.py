@@ -50,7 +50,7 @@ def snapshot(state: EngineState) -> bytes:
     """
     from safetensors.torch import save  # who generates only need not bring it
 
-    alive(state, "the state")
+    alive((state.key, state.store, state.drafts), "the state")
     held = sorted(state.work.pool.held.keys())
     work, tensors = encoded(state.work)
     counters, tensors = encoded(state.counters, tensors)

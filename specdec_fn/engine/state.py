@@ -203,7 +203,7 @@ def clone(state: EngineState) -> EngineState:
     >>> clone(state).store is state.store
     False
     """
-    alive(state, "the state")
+    alive((state.key, state.store, state.drafts), "the state")
     pools = tuple(store.clone(pool) for pool in state.drafts)
     return dataclasses.replace(state, key=Key(state.key.words.clone()), store=store.clone(state.store), drafts=pools)
 
