@@ -15,6 +15,7 @@ from specdec_fn import engine
 from specdec_fn.cli.bench.continuous import Shape, shapes
 from specdec_fn.cli.bench.serving import Service, abreast, engine_for, whole
 from specdec_fn.cli.bench.soak import Tally, judge
+from specdec_fn.cli.bench.together import Served
 from specdec_fn.cli.status import Status
 from specdec_fn.engine import Request
 from specdec_fn.models import toy
@@ -168,6 +169,14 @@ def test_together_emits_what_plain_does(specdec: Specdec, tiny: Path, tmp_path: 
         assert way["ratios"] == pytest.approx([a / b for a, b in zip(way["rates"], plain["rates"], strict=True)])
         assert way["proposed"] > 0
     assert "times plain" in specdec(*command).out
+
+
+def test_together_counts_prompts_with_the_same_ids() -> None:
+    """The second differs in the first round, the third in the second one."""
+    rounds = [Served(1.0, tokens, 2, 0, 0) for tokens in ([[1], [2, 3], [4]], [[1], [2, 5], [4]])]
+    plain = [Served(1.0, tokens, 2, 0, 0) for tokens in ([[1], [2, 4], [4]], [[1], [2, 5], [6]])]
+    assert room("together")._same(rounds, plain) == 1
+    assert room("together")._same(plain, plain) == 3
 
 
 # soak

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from specdec_fn import SamplingParams, models
 from specdec_fn.engine import Config, EngineState, PassError, Request, abort, clone, fork, free_pages, init, restore, snapshot, step, submit
@@ -405,5 +405,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.the_counters_agree()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=3 * settings().max_examples // 4, stateful_step_count=30)
-TestEngineMachine = EngineMachine.TestCase
+def test_whatever_happens_each_request_is_as_alone_and_no_page_is_lost() -> None:
+    """P8, P9, C5 and most of what is in test_engine_faults_pages, in an order of chance."""
+    run_state_machine_as_test(EngineMachine, settings=settings(max_examples=3 * settings().max_examples // 4, stateful_step_count=30))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_fn import SamplingParams, generate
+from specdec_fn import generate
 from specdec_fn.engine import Config, EngineState, PassError, Request, abort, clone, fork, free_pages, init, run, step, submit
 from specdec_fn.engine.state import record_of
 from specdec_fn.models import toy

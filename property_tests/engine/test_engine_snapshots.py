@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from specdec_fn import SamplingParams
-from specdec_fn.engine import Config, Constraint, EngineState, Request, abort, fork, free_pages, init, restore, run, snapshot, submit
+from specdec_fn.engine import Config, Constraint, EngineState, Request, abort, fork, free_pages, init, restore, run, snapshot, snapshots, submit
 from specdec_fn.models import toy
 from specdec_fn.random import key
 from specdec_fn.speculate import proposers, verifiers
@@ -49,13 +49,6 @@ def refused(data: Any, message: str, **more: Any) -> None:
         restore(MODEL, data, **more)
     assert "expected" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def changed(**parts: Any) -> bytes:
-    """The snapshot with other values in its JSON."""
-    arrays = load(WRITTEN)
-    text = json.dumps(json.loads(arrays["state"].numpy().tobytes()) | parts).encode()
-    return save({**arrays, "state": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
 
 
 def test_a_snapshot_goes_on_where_the_state_was() -> None:
@@ -127,8 +120,11 @@ def test_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 99, "1", None])
-def test_another_version_is_refused(number: Any) -> None:
-    refused(changed(format=number), "format|no whole snapshot")
+def test_another_version_is_refused(number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "FORMAT", number)
+    later = snapshot(begun(ASKED))
+    monkeypatch.undo()
+    refused(later, f"the snapshot has format {number!r}; expected {snapshots.FORMAT}, the one of this version")
 
 
 def test_after_a_refusal_the_state_goes_on() -> None:
@@ -183,11 +179,22 @@ def test_stop_strings_need_the_tokenizer() -> None:
     assert ends(restore(MODEL, snapshot(state), tokenizer=LETTERS)) == ends(state)
 
 
-def test_ids_that_end_a_text_need_the_tokenizer() -> None:
-    """The tokenizer of the engine decides tokens, not only their spelling."""
-    state = begun([Request(PROMPT, 20, seed=1)], tokenizer=LETTERS._replace(eos_ids=tuple(range(0, 16, 3))))
-    refused(snapshot(state), "tokenizer")
-    assert ends(restore(MODEL, snapshot(state), tokenizer=LETTERS._replace(eos_ids=tuple(range(0, 16, 3)))))[0][2] == "stop"
+def test_without_the_tokenizer_the_same_tokens_come_without_text() -> None:
+    """The tokenizer decides tokens too: ids that end a text, and ids that have none."""
+    cut = LETTERS._replace(eos_ids=(0, 3, 6), size=11)
+    asked = [Request("fbe", 20, SamplingParams(min_tokens=3), seed=2), Request(PROMPT, 9, seed=3, ignore_eos=True)]
+    state = begun(asked, tokenizer=cut)
+    again = restore(MODEL, snapshot(state))
+    with pytest.raises(ValueError, match=r"expected .*tokenizer"):
+        submit(again, Request("abc", 3))
+    with pytest.raises(ValueError, match=r"expected .*tokenizer"):
+        submit(again, Request(PROMPT, 3, stop="c"))
+    once_more = ends(restore(MODEL, snapshot(again), tokenizer=cut))
+    quiet, expected = ends(again), ends(state)
+    assert {number: (tokens, "", reason) for number, (tokens, _, reason) in expected.items()} == quiet
+    assert once_more == expected
+    assert max(token for tokens, _, _ in expected.values() for token in tokens) < 11
+    assert expected[0][2] == "stop"
 
 
 def test_a_state_that_nothing_can_write_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from specdec_fn import schedule
 from specdec_fn.engine import ending, grammar
 from specdec_fn.engine.job import Terms, terms
+from specdec_fn.engine.mute import is_mute
 from specdec_fn.engine.request import Request
 from specdec_fn.engine.running import Running
 from specdec_fn.engine.state import EngineState, Record, number_of, pool, record_of
@@ -170,6 +171,8 @@ def renewed(state: EngineState, request: Request, own: Key, tokens: Sequence[int
 def _settled(state: EngineState, request: Request) -> Terms:
     config = state.config
     proposer = config.proposer if request.proposer is None else request.proposer
+    if request.stop and is_mute(state.tokenizer):
+        raise ValueError(f"stop is {request.stop!r} in an engine that was restored without its tokenizer; expected restore(..., tokenizer=...)")
     settled = terms(
         state.sizes,
         request.prompt,

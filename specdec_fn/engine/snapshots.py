@@ -7,7 +7,7 @@ request and its tokens (laws, spelling, stop strings) is made anew from them. Of
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from specdec_fn.engine.encoding import decoded, encoded
 from specdec_fn.engine.identity import identity
 from specdec_fn.engine.job import checked_model
 from specdec_fn.engine.lifecycle import renewed, with_drafter
+from specdec_fn.engine.mute import mute
 from specdec_fn.engine.request import Config, Constraint, Request
 from specdec_fn.engine.state import EngineState, Record, init
 from specdec_fn.kv import store
@@ -108,8 +109,6 @@ def restore(
     """
     checked_model(model)
     arrays, written = _opened(data)
-    if written.get("format") != FORMAT:
-        raise ValueError(f"the snapshot has format {written.get('format')!r}; expected {FORMAT}, the one of this version")
     if written.get("model") != identity(model):
         raise ValueError(f"the snapshot is of model {written.get('model')}; expected {identity(model)}, the model that was given")
     try:
@@ -123,27 +122,15 @@ def _restored(model: Model, arrays: dict[str, Tensor], written: dict[str, Any], 
     for number, old in written["records"]:
         if tokenizer is None and old["request"]["stop"] != {"tuple": []}:
             raise ValueError(f"request {number} has stop strings; expected the engine's tokenizer, as tokenizer=...")
-    fresh = init(model, Config(**_unsettled(written["config"], given)), tokenizer or _mute(written["tokenizer"]))
+    spelled = written["tokenizer"]
+    tokenizer = tokenizer if tokenizer or spelled is None else mute(spelled["eos_ids"], spelled["size"])
+    fresh = init(model, Config(**_unsettled(written["config"], given)), tokenizer)
     fresh = _with_drafters(fresh, written["drafters"], given)
     records = HashTrieMap({number: _renewed(fresh, number, old, tensors, given) for number, old in written["records"]})
     pools = [_filled(pool, arrays, place, written["held"]) for place, pool in enumerate((fresh.store, *fresh.drafts))]
     work, counters = decoded(written["work"], tensors), decoded(written["counters"], tensors)
     key = Key(torch.tensor(written["key"]))
     return dataclasses.replace(fresh, key=key, records=records, work=work, counters=counters, store=pools[0], drafts=tuple(pools[1:]))
-
-
-def _mute(written: dict[str, Any] | None) -> Tokenizer | None:
-    """What an engine goes on with whose tokenizer was not given again: the ids that end a text, and no spelling."""
-    if written is None:
-        return None
-
-    def encode(text: str, *, special: bool = False) -> list[int]:
-        raise ValueError("the engine was restored without its tokenizer; expected ids, or restore(..., tokenizer=...)")
-
-    def decode(ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return ""
-
-    return Tokenizer(encode, decode, lambda messages: encode(""), tuple(written["eos_ids"]), written["size"])
 
 
 class _Given(NamedTuple):
@@ -162,13 +149,15 @@ def _opened(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     try:
         arrays = load(bytes(data))
-        if not arrays.pop("digest").equal(_digest(arrays)):
-            raise ValueError("their digest is another")
         written = json.loads(arrays["state"].numpy().tobytes())
+        found = written.get("format") if isinstance(written, dict) else None
+        whole = found != FORMAT or arrays.pop("digest").equal(_digest(arrays))  # another version may reckon otherwise
     except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{len(data)} bytes are no whole snapshot ({error}); expected all the bytes that snapshot() gave") from error
-    if not isinstance(written, dict):
-        raise ValueError("the snapshot holds no state; expected all the bytes that snapshot() gave")
+    if found != FORMAT:
+        raise ValueError(f"the snapshot has format {found!r}; expected {FORMAT}, the one of this version")
+    if not whole:
+        raise ValueError(f"{len(data)} bytes are no whole snapshot (a byte has changed); expected all the bytes that snapshot() gave")
     return arrays, written
 
 
