@@ -307,7 +307,7 @@ def forked(name: str | None, steps: int, **changes: Any) -> tuple[EngineState, i
         ("own", {"sampling": GREEDY, "verifier": "block"}, True),
         ("own", {"proposer": guess("own")}, True),
         ("own", {"proposer": GUESS["other"]}, False),
-        ("own", {"proposer": guess("own", SamplingParams(temperature=0.5))}, False),
+        ("own", {"proposer": guess("own", SamplingParams(temperature=0.5))}, True),
         ("own", {"proposer": "none"}, False),
         ("own", {"proposer": "ngram"}, False),
         (None, {"proposer": GUESS["own"]}, False),

@@ -35,6 +35,7 @@ from specdec_fn.engine import (
     law,
     laws,
     lifecycle,
+    mute,
     propose,
     running,
     snapshots,
@@ -48,6 +49,7 @@ from specdec_fn.kv.table import Table
 from specdec_fn.models import Model, toy
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Done, Entry, Limits, Plan, Schedule, admit, preempt, request, waiting
+from specdec_fn.schedule.ahead import ahead
 from specdec_fn.speculate import Draft, Proposer, proposers, tree, verifiers
 
 from .purity_samples import FIXED, Call, Sample, bigram, call, chain_of, ids, sizes, table, tiny, words
@@ -242,6 +244,12 @@ def schedule_rooms() -> Iterator[Sample]:
             admit.admit,
             lambda places=places, budget=budget, rows=rows: call(*served(0)[:3], served(0).waiting, places=places, budget=budget, rows=rows),
         )
+    quiet = mute.mute([2], 9)
+    yield Sample(mute.mute, lambda: call([2], 9))
+    yield Sample(mute.is_mute, lambda: call(mute.mute([2], 9)))
+    yield Sample(quiet.decode, lambda: call([1, 2]))
+    yield Sample(quiet.encode, lambda: call("a"), ValueError)
+    yield Sample(ahead, lambda: call(served(2).running, 4))
     yield Sample(preempt.preempt, lambda: call(served(2).running[-1], *served(2)[1:3], served(2).waiting))
     yield Sample(preempt.take, lambda: call(pages.init(8), prefix.init(), 3))
     yield Sample(preempt.take, lambda: call(*published(released=True)[1::-1], 6))
@@ -408,6 +416,7 @@ def request_rooms() -> Iterator[Sample]:
         for proposer in (job.SILENT, DRAFTING, other_drafting()):
             yield Sample(lifecycle.with_drafter, lambda start=start, proposer=proposer: call(start(), proposer))
         yield Sample(state.record_of, lambda start=start: call(start(), 1))
+        yield Sample(state.number_of, lambda start=start: call(next(iter(start().records.keys()))))
         yield Sample(state.record_of, lambda start=start: call(start(), 77), KeyError)
         yield Sample(state.free_pages, lambda start=start: call(start()))
         yield Sample(state.clone, lambda start=start: call(start()))

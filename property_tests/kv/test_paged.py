@@ -351,6 +351,15 @@ def test_a_run_of_slots_is_read_where_it_lies() -> None:
         close(paged.attend(run.spans)(store.clone(run.pool), 1, *run.rows)[0], written_out(run))
 
 
+@pytest.mark.parametrize("slots", [[5, 7, 6, 8], [8, 7, 6, 5], [5, 6, 8, 9]])
+def test_slots_that_only_look_like_a_run(slots: list[int]) -> None:
+    one = made([4], [2], 16, HEADS[1], torch.float64, 1)
+    for part in (one.pool.keys, one.pool.values):
+        store.rows(part, 1, one.pool.pages)[5:10] = torch.arange(30.0, dtype=torch.float64).view(5, 1, 6) / 10
+    one = one._replace(spans=(Span(slots, 2),))
+    close(paged.attend(one.spans)(store.clone(one.pool), 1, *one.rows)[0], written_out(one))
+
+
 @pytest.mark.parametrize(("end", "joined"), [(128, True), (256, False)])
 def test_long_runs_are_read_where_they_lie_in_company_too(end: int, joined: bool) -> None:
     pool = store.init(SimpleNamespace(layers=2, kv_heads=1, head_dim=6), 200, 16, dtype=torch.float32)
