@@ -196,7 +196,7 @@ def test_text_says_how_it_went_on_stderr(specdec: Specdec, tiny: Path, asked: Pa
     assert run.err.startswith("seed 5 · 5 of 5 prompts done · ")
     assert "tokens a second" in run.err
     run = specdec(*arguments)
-    assert run.err.startswith("seed 5 · 0 of 5 prompts done, 5 were there · ")
+    assert run.err.startswith("seed 5 · nothing left to do, 5 were there · ")
 
 
 def test_results_on_standard_output(specdec: Specdec, tiny: Path, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

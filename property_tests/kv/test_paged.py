@@ -253,6 +253,7 @@ def test_a_donated_pool_raises_when_a_pass_uses_it_again(attend: Any) -> None:
             MODEL.apply(MODEL.params, tokens, positions, old, attend(spans))
         again, _ = MODEL.apply(MODEL.params, tokens, positions, new, attend(spans))
         assert torch.equal(again, plain)
+    assert attend(spans).donated == ("kv",)
 
 
 @pytest.mark.parametrize("attend", [paged.attend, paged.attend_invariant])

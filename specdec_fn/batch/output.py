@@ -145,16 +145,16 @@ def _note(about: str, settings: dict[str, Any]) -> None:
 
 
 class _Log:
-    """Appends, and now and then waits until it is on the disk."""
+    """Appends, and now and then waits first until what is there is on the disk: who is interrupted while waiting has not written yet."""
 
     def __init__(self, file: int) -> None:
         self._file, self._synced = file, time.monotonic()
 
     def __call__(self, data: bytes) -> None:
-        _append(self._file, data)
         if time.monotonic() - self._synced >= SYNC:
             os.fsync(self._file)
             self._synced = time.monotonic()
+        _append(self._file, data)
 
 
 def _append(file: int, data: bytes) -> None:

@@ -274,13 +274,13 @@ def _told(
 
 def _summary(told: Mapping[str, Any]) -> str:
     """One line of counts."""
-    prompts = [f"{told['done']} of {told['prompts']} prompts done"]
+    prompts = [f"{told['done']} of {told['prompts']} prompts done"] if told["skipped"] < told["prompts"] else ["nothing left to do"]
     prompts += [f"{told['skipped']} were there"] if told["skipped"] else []
     failed = told["failed"] + told["failed_before"]
     prompts += [f"{failed} failed (see their error in the output)"] if failed else []
     parts = [f"seed {told['seed']}", ", ".join(prompts)]
     if told["tokens"]:
-        parts.append(f"{told['tokens']} tokens in {told['passes']} passes ({told['tokens'] / told['passes']:.2f} a pass)")
+        parts.append(f"{told['tokens']} tokens in {told['passes']} passes of the batch")
     if told["proposed"]:
         parts.append(f"accepted {told['accepted']} of {told['proposed']} proposed ({told['accepted'] / told['proposed']:.0%})")
     parts.append(f"{told['seconds']:.2f} s, {told['tokens_per_second']:.1f} tokens a second")
