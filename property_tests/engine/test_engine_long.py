@@ -108,7 +108,7 @@ def objects() -> int:
     """How many values of this package, tensors and plain containers of them there are."""
     gc.collect()
     kinds = (torch.Tensor, dict, list, tuple)
-    return sum(kind in kinds or kind.__module__.startswith("specdec_fn") for kind in map(type, gc.get_objects()))
+    return sum(kind in kinds or str(kind.__module__).startswith("specdec_fn") for kind in map(type, gc.get_objects()))
 
 
 @pytest.mark.timeout(6 * 3600)

@@ -199,7 +199,11 @@ def test_without_the_tokenizer_the_same_tokens_come_without_text() -> None:
 
 def test_a_state_that_nothing_can_write_is_refused() -> None:
     """A proposer's own state is written with the rest; one that is a function cannot be."""
-    closed = own("closed")._replace(init=lambda prompt: lambda: 1)
+    plain = own("closed")
+    closed = plain._replace(
+        init=lambda prompt: lambda: 1,
+        propose=lambda key, state, tokens, k, *, position: (state, plain.propose(key, (), tokens, k, position=position)[1]),
+    )
     state = begun([Request(PROMPT, 7, seed=1, proposer=closed)])
     with pytest.raises(TypeError, match="cannot be written down"):
         snapshot(state)

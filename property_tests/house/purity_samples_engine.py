@@ -416,7 +416,7 @@ def request_rooms() -> Iterator[Sample]:
         for proposer in (job.SILENT, DRAFTING, other_drafting()):
             yield Sample(lifecycle.with_drafter, lambda start=start, proposer=proposer: call(start(), proposer))
         yield Sample(state.record_of, lambda start=start: call(start(), 1))
-        yield Sample(state.number_of, lambda start=start: call(next(iter(start().records.keys()))))
+        yield Sample(state.number_of, lambda start=start: call(min(start().records.keys())))
         yield Sample(state.record_of, lambda start=start: call(start(), 77), KeyError)
         yield Sample(state.free_pages, lambda start=start: call(start()))
         yield Sample(state.clone, lambda start=start: call(start()))
