@@ -108,11 +108,11 @@ def test_continuous_sees_an_engine_that_does_otherwise(specdec: Specdec, tiny: P
 
 
 def test_prefix_counts_what_the_cache_had(specdec: Specdec, tiny: Path) -> None:
-    command = ("bench", "prefix", "--model", tiny, "--length", "40", "--suffix", "9", "--chunk", "20", "--repeats", "2")
+    command = ("bench", "prefix", "--model", tiny, "--length", "168", "--suffix", "9", "--chunk", "50", "--repeats", "2")
     run = specdec(*command, "--json")
     found = json.loads(run.out)
     assert (run.code, found["exact"]) == (0, True)
-    assert found["cached"] == {"cold": [0, 0], "warm": [32, 32]}  # two full pages of 16; the third is half the request's own
+    assert found["cached"] == {"cold": [0, 0], "warm": [160, 160]}  # ten full pages of 16; half of the next is the request's own
     assert found["shares"] == pytest.approx([warm / cold for warm, cold in zip(found["ms"]["warm"], found["ms"]["cold"], strict=True)])
     assert "had what it must have: True" in specdec(*command).out
 
@@ -249,6 +249,31 @@ def test_a_clean_run_has_no_fault() -> None:
 # what they share
 
 
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """How far each way had come after each of its steps, in the last round."""
+    found: dict[str, list[float]] = {}
+
+    def noted(name: str, way: Iterator[float]) -> Iterator[float]:
+        found[name] = []
+        for mark in way:
+            found[name].append(mark)
+            yield mark
+
+    monkeypatch.setattr("specdec_fn.cli.bench.serving.abreast", lambda ways, watch: abreast({n: noted(n, w) for n, w in ways.items()}, watch))
+    return found
+
+
+def test_the_ways_of_batching_count_tokens_of_a_request(specdec: Specdec, tiny: Path, marks: dict[str, list[float]]) -> None:
+    assert specdec("bench", "batching", "--model", tiny, "--batch", "3", "--max-tokens", "5", "--repeats", "1").code == 0
+    assert list(marks.values()) == [[2, 3, 4, 5]] * 3
+
+
+def test_the_ways_of_continuous_end_at_one(specdec: Specdec, tiny: Path, marks: dict[str, list[float]]) -> None:
+    assert specdec("bench", "continuous", "--model", tiny, "--requests", "7", "--batch", "3", "--longest", "9").code == 0
+    assert [way[-1] for way in marks.values()] == [1.0, 1.0, 1.0]
+
+
 def test_a_service_serves_group_after_group() -> None:
     model = toy.llama(key(1), vocab_size=16)
     groups = [[Request([1, 2], 3), Request([5], 1)], [Request([7], 2)]]
@@ -258,22 +283,20 @@ def test_a_service_serves_group_after_group() -> None:
 
 
 def test_abreast_lets_the_last_go_first() -> None:
-    """Whoever is furthest behind; where several are as far, now one and now another."""
+    """Whoever is furthest behind, and of two that are as far now one and now the other."""
     order: list[str] = []
-    done = {"a": 0.0, "b": 0.0, "c": 0.0}
 
     def way(name: str, steps: int) -> Iterator[float]:
         for step in range(steps):
-            assert done[name] == min(done.values())
             order.append(name)
-            done[name] = (step + 1) / steps
-            yield done[name]
+            yield (step + 1) / steps
 
-    seconds = abreast({"a": way("a", 20), "b": way("b", 20), "c": way("c", 5)}, Status(""))
-    assert [order.count(name) for name in "abc"] == [20, 20, 5]
+    seconds = abreast({"a": way("a", 20), "b": way("b", 20), "c": way("c", 1)}, Status(""))
     assert min(seconds.values()) > 0
-    first = {next(place for place, name in enumerate(order[at:]) if name == "a") < order[at:].index("b") for at in range(0, 36, 2)}
-    assert first == {True, False}
+    assert "c" in order[:3]
+    order.remove("c")
+    assert all({one, two} == {"a", "b"} for one, two in zip(order[::2], order[1::2], strict=True))
+    assert set(order[::2]) == {"a", "b"}
 
 
 def test_whole_numbers_reach_both_ends() -> None:

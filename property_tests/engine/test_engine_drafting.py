@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_fn import SamplingParams, generate, models, schedule
@@ -141,6 +141,7 @@ def sizes_of(draw: Any) -> dict[str, Any]:
     }
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(requests(), min_size=1, max_size=4), sizes_of(), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.booleans())
 def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], sizes: dict[str, Any], gaps: list[int], enforced: bool) -> None:
     """G4, N8, L11: drafters of every kind in one batch; tokens, log-probabilities and the counts of drafts are those of the request alone."""
@@ -198,12 +199,11 @@ def test_a_model_that_drafts_for_itself_is_always_right(k: int, sampling: Sampli
     """K1, K2: acceptance 1 at every K, for three side by side; a key that is not there, or one place too far, makes the laws others."""
     own = guess("own", sampling)
     asked = [dataclasses.replace(ask(None, LINE[place : place + 3], 30, sampling=sampling, k=k, seed=place), proposer=own) for place in (0, 2, 5)]
-    for page_size in (1, 3):
-        done = run(TARGET, engine(asked, page_size=page_size, num_pages=120, invariant=invariant))[1]
-        for one in done.values():
-            assert (one.stats.proposed, one.stats.accepted) == (one.stats.proposed, one.stats.proposed)
-            assert one.stats.passes == -(-30 // (k + 1))
-            assert len(one.tokens) == 30
+    done = run(TARGET, engine(asked, page_size=3, num_pages=60, invariant=invariant))[1]
+    for one in done.values():
+        assert one.stats.proposed == one.stats.accepted > 0
+        assert one.stats.passes == -(-30 // (k + 1))
+        assert len(one.tokens) == 30
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -222,12 +222,12 @@ def test_passes_without_a_draft_are_caught_up_with(invariant: bool) -> None:
         assert len(one.tokens) == 40
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_refused_drafts_leave_nothing_behind(steps: int) -> None:
     """K1: what was read of a draft that was refused is no part of the text, also where passes without a draft follow."""
     state, _ = run(TARGET, engine([ask("other", LINE[:3], 30, k=5)], page_size=3), steps)
     state, quiet = fork(state, 0, seed=1, k=0)
-    for more in (1, 2, 3):
+    for more in (1, 2):
         state, _ = run(TARGET, state, 1)
         after, again = fork(state, quiet, seed=more, k=5)
         so_far = schedule.find(after.work, again).tokens

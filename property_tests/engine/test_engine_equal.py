@@ -22,7 +22,8 @@ from specdec_fn.engine import Config, Request, clone, fork, free_pages, init, re
 from specdec_fn.engine.state import EngineState, record_of
 from specdec_fn.models import Model, toy
 from specdec_fn.random import Key, fold_in, key, key_data
-from specdec_fn.speculate import Proposer, proposers, verifiers
+from specdec_fn.speculate import Proposer, proposers, tree, verifiers
+from specdec_fn.speculate.draft import chain
 
 VOCAB = 16
 MODEL = toy.llama(key(5), vocab_size=VOCAB, context=64)
@@ -50,6 +51,13 @@ def mixed(context: list[int]) -> list[int]:
     return [*right, *(noise((context, place), VOCAB) for place in range(4 - len(right)))]
 
 
+def branching(key: Key, state: Any, tokens: list[int], k: int, *, position: int) -> Any:
+    """A tree whose second branch is right for a few tokens, so that what is kept does not lie together."""
+    right = likely(tuple(tokens))
+    return state, tree.merge([[(right[0] + 1) % VOCAB, 3], right[: noise(tokens, 4)], [(right[0] + 2) % VOCAB]], k) if right else chain((), k)
+
+
+FOREST = Proposer("forest", lambda prompt: (), branching)
 GIVEN = {
     "right": named("right", lambda context: likely(tuple(context))),
     "wrong": named("wrong", lambda context: [(token + 1) % VOCAB for token in likely(tuple(context))]),
@@ -75,7 +83,7 @@ def requests(draw: Any, salts: Any = (b"", b"", b"x")) -> Request:
     prompt = base[: draw(st.integers(1, 12))] + draw(st.lists(st.integers(0, VOCAB - 1), max_size=2))
     sampling = draw(SAMPLING)
     verifier = draw(st.sampled_from([name for name in RULES if sampling.greedy or name != "greedy"]))
-    trees = ["ngram_tree"] if verifiers[verifier].trees else []
+    trees = ["ngram_tree", FOREST] if verifiers[verifier].trees else []
     return Request(
         prompt,
         draw(st.integers(1, 8)),
@@ -184,6 +192,16 @@ def test_after_preemption(rule: str, prefix_cache: bool) -> None:
     check_all(config, asked, done)
 
 
+@pytest.mark.parametrize("rule", [name for name in RULES if verifiers[name].trees])
+def test_what_is_kept_of_a_tree_is_read_again(rule: str) -> None:
+    """Rows of a branch that is not the first move together, in a batch of chains and trees."""
+    config = Config(page_size=2, num_pages=64, max_batch=4, k=6, invariant=True)
+    asked = [Request(BASES[place % 2][place:], 12, GREEDY, proposer=(FOREST, "none", FOREST, "ngram")[place], verifier=rule) for place in range(4)]
+    _, done = run(MODEL, submitted(config, asked))
+    check_all(config, asked, done)
+    assert done[0].stats.accepted > 3
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_with_prefix_hits(rule: str) -> None:
     """P2: one after another on the same prompt, so that each later one computes little of it; and two that differ behind it."""
@@ -209,7 +227,7 @@ def test_every_way_on_from_a_state_gives_the_same_events(asked: list[Request], c
     whole = all_events(submitted(config, asked))
     state, early = run(MODEL, submitted(config, asked), steps=first)
     assert {number: timeless(one) for number, one in early.items()} == generations(whole[:first])
-    past, again = clone(state), restore(MODEL, snapshot(state), proposers=GIVEN)
+    past, again = clone(state), restore(MODEL, snapshot(state), proposers=GIVEN | {"forest": FOREST})
     assert again.counters == state.counters
     assert all_events(again) == whole[first:]
     state, late = run(MODEL, state, steps=second)

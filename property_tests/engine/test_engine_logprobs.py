@@ -1,5 +1,6 @@
 """Log-probabilities are those of a cold pass over the same tokens, for outputs and prompts, whatever chunks, preemption, hits and forks did."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from specdec_fn import SamplingParams, models
 from specdec_fn.engine import Config, Request, fork, init, restore, run, snapshot, step, submit
 from specdec_fn.models import toy
-from specdec_fn.random import key
+from specdec_fn.random import Key, key
+from specdec_fn.speculate import Proposer, tree
 
 VOCAB = 20
 MODEL = toy.llama(key(31), vocab_size=VOCAB, context=64)
@@ -79,16 +81,34 @@ def test_after_preemption(prefix_cache: bool) -> None:
         check(request, done[number])
 
 
+@pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize("steps", range(7))
-def test_a_prompt_preempted_before_it_is_scored(steps: int) -> None:
-    """Forks of another take the pages of one whose prompt is half computed; on its return it goes on scoring where it was."""
-    asked = [Request(PROMPT[:3], 9, SAMPLING, seed=1), Request(PROMPT + PROMPT, 3, seed=2, priority=1, prompt_logprobs=True)]
-    state, _ = run(MODEL, begun(asked, num_pages=14, max_batch=16, prefill_chunk=3), steps=2 + steps)
+def test_a_prompt_preempted_before_it_is_scored(steps: int, prefix_cache: bool) -> None:
+    """Forks of another take the pages of one whose prompt is half computed; on its return its chunks end elsewhere, and it scores the rest."""
+    asked = [Request(PROMPT[:2], 10, SAMPLING, seed=1), Request(PROMPT + PROMPT, 3, seed=2, priority=1, prompt_logprobs=True)]
+    state, _ = run(MODEL, begun(asked, num_pages=14, max_batch=16, prefill_chunk=3, prefix_cache=prefix_cache), steps=2 + steps)
     for _ in range(10):
         state, _ = fork(state, 0)
     state, done = run(MODEL, state)
     check(asked[1], done[1])
     assert state.counters.preempted > 0
+
+
+def test_where_a_later_branch_of_a_tree_is_kept() -> None:
+    """The rows that count are those of the branch, not the first ones."""
+    right: list[int] = []
+
+    def branching(key: Key, state: Any, tokens: list[int], k: int, *, position: int) -> Any:
+        coming = right[len(tokens) - len(PROMPT) :][:2] or [0]
+        return state, tree.merge([[(coming[0] + 1) % VOCAB, 3], coming], k)
+
+    asked = Request(PROMPT, 9, SamplingParams(temperature=0), logprobs=2, k=4, verifier="tree", proposer="none")
+    right += run(MODEL, begun([asked]))[1][0].tokens
+    asked = dataclasses.replace(asked, proposer=Proposer("branching", lambda prompt: (), branching))
+    _, done = run(MODEL, begun([asked]))
+    assert done[0].tokens == right
+    assert done[0].stats.accepted >= 4
+    check(asked, done[0])
 
 
 def test_a_prompt_is_scored_where_its_pages_were_cached() -> None:

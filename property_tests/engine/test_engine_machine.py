@@ -5,6 +5,7 @@ bit, with those of a cold pass over the same tokens.
 """
 
 from collections import Counter
+from contextlib import nullcontext
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from specdec_fn.models import Model, toy
 from specdec_fn.models.model import Forward
 from specdec_fn.pytree import checking
 from specdec_fn.random import Key, fold_in, key
-from specdec_fn.speculate import Proposer, proposers, verifiers
+from specdec_fn.speculate import Proposer, proposers, tree, verifiers
+from specdec_fn.speculate.draft import chain
 
 VOCAB, CONTEXT = 11, 14
 MODEL = toy.llama(key(3), vocab_size=VOCAB, width=8, heads=2, kv_heads=1, head_dim=4, ffn=12, context=32)
@@ -63,6 +65,12 @@ def failing(context: list[int]) -> list[int]:
     return [noise(context, VOCAB)]
 
 
+def branching(key: Key, state: Any, tokens: list[int], k: int, *, position: int) -> Any:
+    """A tree whose second branch is right for a few tokens, so that what is kept does not lie together."""
+    right = likely(tuple(tokens))
+    return state, tree.merge([[(right[0] + 1) % VOCAB, 3], right[: noise(tokens, 4)]], k) if right else chain((), k)
+
+
 def named(name: str, fn: Any) -> Proposer:
     return proposers.scripted.proposer(fn)._replace(name=name)
 
@@ -72,6 +80,7 @@ GIVEN = {
     "likely": named("likely", lambda context: [*likely(tuple(context))[: noise(context, 5)], noise(context, VOCAB)]),
     "failing": named("failing", failing),
     "eager": proposers.ngram.proposer()._replace(name="eager"),
+    "forest": Proposer("forest", lambda prompt: (), branching),
 }
 PROPOSERS = ("none", "ngram", "ngram_tree", *GIVEN.values())
 
@@ -93,13 +102,11 @@ class Line(NamedTuple):
 def begun(line: Line) -> tuple[Running, list[float]]:
     """A request before its own first pass, and the log-probabilities it has inherited."""
     request = line.request
-    silent = request.proposer == "none"
-    proposer = SILENT if silent else proposers.named(request.proposer)
-    how = {"law": law(request.sampling, request.prompt, request.stop_ids), "proposer": proposer, "verifier": verifiers[request.verifier]}
-    how |= {"k": 0 if silent else request.k}
+    proposer, k = (SILENT, 0) if request.proposer == "none" else (proposers.named(request.proposer), request.k)
+    how = {"law": law(request.sampling, request.prompt, request.stop_ids), "proposer": proposer, "verifier": verifiers[request.verifier], "k": k}
     if line.parent is None:
-        parts = how["law"], request.prompt, line.limit, proposer, how["verifier"], how["k"]
-        return begin(PLAIN, line.own, *parts, ends=frozenset(request.stop_ids), attention=INVARIANT), []
+        parts = {"prompt": request.prompt, "count": line.limit, "ends": frozenset(request.stop_ids), "attention": INVARIANT}
+        return begin(PLAIN, line.own, **how, **parts), []
     run, logprobs = begun(line.parent)
     while len(run.tokens) < line.after:
         run, some = passed(run)
@@ -118,21 +125,18 @@ def passed(run: Running) -> tuple[Running, list[float]]:
 
 def alone(line: Line) -> tuple[list[int], list[float], str]:
     """Tokens, log-probabilities and the reason of the end."""
-    run, logprobs = begun(line)
-    known = len(run.tokens)
+    (run, logprobs), known = begun(line), line.after or len(line.request.prompt)
     while True:
         try:
             run, some = passed(run)
         except (RuntimeError, ValueError):  # the proposer has no idea, or the verifier knows no trees
             return list(run.tokens[run.prompt :]), logprobs, "error"
         logprobs += some
-        for place in range(known, len(run.tokens)):
-            made = list(run.tokens[run.prompt : place + 1])
-            if made[-1] in line.request.stop_ids:
-                return made, logprobs[: len(made)], "stop"
-            if len(made) == line.limit:
-                return made, logprobs[: len(made)], "length"
-        known = len(run.tokens)
+        while known < len(run.tokens):
+            known += 1
+            made = list(run.tokens[run.prompt : known])
+            if made[-1] in line.request.stop_ids or len(made) == line.limit:
+                return made, logprobs[: len(made)], "stop" if made[-1] in line.request.stop_ids else "length"
 
 
 @lru_cache(2048)
@@ -147,9 +151,7 @@ def fused(model: Model, fuse: list[str]) -> Model:
 
     def wrapped(passing: Any) -> Any:
         def apply(*arguments: Any) -> Any:
-            if fuse == ["before"]:
-                raise OSError("out of luck")
-            made = passing(*arguments)
+            made = passing(*arguments) if fuse != ["before"] else None
             if fuse:
                 raise OSError("out of luck")
             return made
@@ -217,18 +219,16 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([b"", b"", b"x"]),
     )
-    def submit(
-        self, base: Any, cut: int, copies: int, tail: list[int], max_tokens: int, large: bool, sampling: Any, verifier: str, **how: Any
-    ) -> None:
+    def submit(self, base: Any, cut: int, copies: int, tail: list[int], max_tokens: int, large: bool, **how: Any) -> None:
         slots = self.config.num_pages * self.config.page_size
         prompt = (*base[:cut], *tail)[: CONTEXT - 1]
         if not large:
             prompt = prompt[: max(1, slots - 2)]
             max_tokens = min(max_tokens, slots + 1 - len(prompt))
-        if verifier == "greedy" and not sampling.greedy:
-            verifier = "coupled"
+        if how["verifier"] == "greedy" and not how["sampling"].greedy:
+            how["verifier"] = "coupled"
         for _ in range(copies):
-            self.ask(Request(prompt, max_tokens, sampling, verifier=verifier, **how))
+            self.ask(Request(prompt, max_tokens, **how))
 
     def ask(self, request: Request) -> None:
         number = self.state.counters.submitted
@@ -243,18 +243,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.books.lines[number], self.books.made[number], self.books.logprobs[number] = line, [], []
 
     @busy
-    @rule(count=st.sampled_from([1, 1, 1, 2, 5]), when=st.sampled_from(["", "", "", "", "before", "after"]))
+    @rule(count=st.sampled_from([1, 1, 2, 3, 5]), when=st.sampled_from(["", "", "", "", "before", "after"]))
     def step(self, count: int, when: str) -> None:
         self.fuse[:] = ["before" if self.strict else when] if when else []  # what is given away cannot be read again in check mode
         for _ in range(count):
             try:
-                if self.strict:
-                    with checking():
-                        self.state, events = step(self.model, self.state)
-                else:
+                with checking() if self.strict else nullcontext():
                     self.state, events = step(self.model, self.state)
             except PassError as error:
-                self.fuse.remove(when if not self.strict else "before")
+                self.fuse.pop()
                 self.state, events = error.state, []
             self.read(events)
         self.fuse.clear()
@@ -304,8 +301,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def fork(self, which: int, seed: int | None, changed: set[str], **some: Any) -> None:
         books, number = self.books, self.live[which % len(self.live)]
-        changes = {name: some[name] for name in sorted(changed)}
-        line = books.lines[number]
+        changes, line = {name: some[name] for name in sorted(changed)}, books.lines[number]
         request = line.request.__class__(**(vars(line.request) | {"seed": seed} | changes))
         if request.verifier == "greedy" and not request.sampling.greedy:
             with pytest.raises(ValueError, match="verifier 'greedy' with temperature"):
@@ -313,15 +309,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.state, forked = fork(self.state, number, seed=seed, **changes)
         own = fold_in(fold_in(line.own, 4), books.forks[number]) if seed is None else key(seed)
-        made = books.made[number]
-        books.lines[forked] = Line(request, own, line, len(request.prompt) + len(made), "proposer" in changes)
-        books.made[forked], books.logprobs[forked] = list(made), list(books.logprobs[number])
+        books.lines[forked] = Line(request, own, line, len(request.prompt) + len(books.made[number]), "proposer" in changes)
+        books.made[forked], books.logprobs[forked] = list(books.made[number]), list(books.logprobs[number])
         books.forks[number] += 1
-
-    @busy
-    @rule()
-    def steps(self) -> None:
-        self.step(3, "")
 
     @busy
     @rule(again=st.booleans())
@@ -344,8 +334,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def the_pages_are_in_one_place_each(self) -> None:
         work = self.state.work
-        held = Counter(page for entry in work.running for page in entry.table.pages)
-        cached = set(work.cache.hashes.keys())
+        held, cached = Counter(page for entry in work.running for page in entry.table.pages), set(work.cache.hashes.keys())
         assert pages.free_count(work.pool) + prefix.idle_count(work.cache) + len(held) == self.config.num_pages
         assert dict(work.pool.held.items()) == dict(held + Counter(dict.fromkeys(cached, 1)))
         assert set(work.cache.idle.keys()) == cached - set(held)

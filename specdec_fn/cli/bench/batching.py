@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +61,7 @@ def batching(
 
 def _round(target: Any, tokenizer: Any, seed: int, batch: int, temperature: float, max_tokens: int, watch: Status) -> dict[str, float]:
     """Seconds of each way from the first token of each request to its last; one request of the batch is also the one that is alone."""
-    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for
+    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for, shares
     from specdec_fn.doors import stream
     from specdec_fn.engine import Request
     from specdec_fn.sampling import SamplingParams
@@ -77,6 +76,6 @@ def _round(target: Any, tokenizer: Any, seed: int, batch: int, temperature: floa
     for service in services:
         next(service)
     lengths = range(2, max_tokens + 1)
-    ways: dict[str, Iterator[float]] = {WAYS[0]: (length for length, _ in zip(lengths, pieces, strict=True))}
-    ways |= {name: (tokens / len(group) for tokens in service) for name, group, service in zip(WAYS[1:], groups, services, strict=True)}
-    return abreast(ways, watch)
+    alone = (length for length, _ in zip(lengths, pieces, strict=True))
+    rows = (shares(service, len(group)) for service, group in zip(services, groups, strict=True))
+    return abreast(dict(zip(WAYS, (alone, *rows), strict=True)), watch)

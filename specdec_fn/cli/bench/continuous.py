@@ -121,7 +121,7 @@ def shapes(lengths: Sequence[int], places: int) -> dict[str, Shape]:
 
 def _round(target: Any, tokenizer: Any, lengths: list[int], batch: int, round_: int, watch: Any) -> tuple[dict[str, float], dict[str, Shape]]:
     """Seconds of each way, and the steps and rows that the engine counted."""
-    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for
+    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for, shares
     from specdec_fn.engine import Request
 
     prompts = conversations(tokenizer, "prose", len(lengths))
@@ -137,5 +137,5 @@ def _round(target: Any, tokenizer: Any, lengths: list[int], batch: int, round_: 
         state = engine_for(target, [largest] * batch, tokenizer, prefix_cache=False)
         services[name] = Service(target, state, own)
     totals = {name: sum(one.max_tokens for group in own for one in group) for name, own in groups.items()}
-    took = abreast({name: (tokens / totals[name] for tokens in service) for name, service in services.items()}, watch)
+    took = abreast({name: shares(service, totals[name]) for name, service in services.items()}, watch)
     return took, {name: Shape(service.state.counters.steps, service.tokens) for name, service in services.items()}

@@ -13,7 +13,7 @@ from specdec_fn.engine import Config, EngineState, Request
 from specdec_fn.engine.generation import Generation
 from specdec_fn.kv.table import pages_for
 
-__all__ = ["Service", "Watch", "abreast", "conversations", "engine_for", "ratios", "whole"]
+__all__ = ["Service", "Watch", "abreast", "conversations", "engine_for", "ratios", "shares", "whole"]
 
 QUIET = 30.0  # seconds between lines where stderr is no terminal
 
@@ -82,6 +82,12 @@ def abreast(ways: Mapping[str, Iterator[float]], watch: Status) -> dict[str, flo
         reached[name] = mark
         watch.say(", ".join(f"{way} {seconds[way]:.1f} s at {reached[way]:.3g}" for way in ways))
     return seconds
+
+
+def shares(service: Iterator[int], whole: int) -> Iterator[float]:
+    """How far a service has come, of so many tokens."""
+    for tokens in service:
+        yield tokens / whole
 
 
 def conversations(tokenizer: Any, file: str, count: int | None = None) -> list[list[int]]:
