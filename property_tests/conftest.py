@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels run without a GPU
+
 settings.register_profile("dev", max_examples=40, deadline=None)
 settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("deep", max_examples=2000, deadline=None)

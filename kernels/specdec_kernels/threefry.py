@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels.dispatch import chosen
+
 __all__ = ["threefry2x32", "threefry2x32_words"]
 
 MASK = 0xFFFFFFFF
@@ -24,20 +26,28 @@ ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 ROUNDS = 20
 
 
-def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> tuple[Tensor, Tensor]:
+def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor, *, impl: str = "auto") -> tuple[Tensor, Tensor]:
     """Encrypts counters under keys, elementwise.
 
     Args:
         key0, key1, count0, count1: int64, any shapes that broadcast, values in [0, 2**32).
+        impl: "torch", "triton", or "auto": the kernel for tensors on a GPU, except those that are traced (inside vmap or compiled code).
 
     Returns:
         Two int64 tensors of the broadcast shape, values in [0, 2**32).
+
+    Raises:
+        ValueError: another impl, or "triton" where no kernel runs: without triton, without a GPU or its interpreter, or on traced tensors.
 
     >>> import torch
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [hex(int(word)) for word in threefry2x32(zero, zero, zero, zero)]  # Random123's first known answer
     ['0x6b200159', '0x99ba4efe']
     """
+    if (impl != "auto" or key0.is_cuda) and _way(impl, key0, key1, count0, count1) == "triton":
+        from specdec_kernels import threefry_triton
+
+        return threefry_triton.threefry2x32(key0, key1, count0, count1)
     k0, k1, c0, c1 = (word.to(torch.int32) for word in (key0, key1, count0, count1))
     word0, word1 = _encrypt(k0, k1, c0, c1, add, _rotate_signed)
     return word0.to(torch.int64) & MASK, word1.to(torch.int64) & MASK
@@ -50,6 +60,18 @@ def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[
     True
     """
     return _encrypt(key0, key1, count0, count1, _add, _rotate)
+
+
+def _way(impl: str, *words: Tensor) -> str:
+    """Which implementation runs; a kernel needs numbers in memory, and all on one device."""
+    wrapped = torch.compiler.is_compiling() or any(
+        type(word) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(word) for word in words
+    )
+    if impl == "triton" and wrapped:
+        raise ValueError("impl is 'triton', and the words are traced; expected impl='torch' or 'auto' inside vmap and compiled code")
+    if impl == "auto" and (wrapped or len({word.device for word in words}) > 1):
+        return "torch"
+    return chosen(impl, *words)
 
 
 def _encrypt(key0: Any, key1: Any, count0: Any, count1: Any, add: Callable[..., Any], rotate: Callable[..., Any]) -> tuple[Any, Any]:

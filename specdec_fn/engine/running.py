@@ -15,12 +15,12 @@ from specdec_fn.engine.law import Law
 from specdec_fn.kv import branching, dense
 from specdec_fn.pytree import donates
 from specdec_fn.random import Key
-from specdec_fn.speculate import Draft, Proposer, Verdict, Verifier, tree
+from specdec_fn.speculate import Draft, Proposer, Verifier, tree
 from specdec_fn.speculate.draft import first
 from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["Running", "decided", "drafted", "judged", "no_law", "rows", "usable"]
+__all__ = ["Running", "decided", "drafted", "judged", "no_law", "rows", "settled", "usable"]
 
 
 class Running(NamedTuple):
@@ -164,17 +164,38 @@ def decided(
     >>> decided(run, Draft(torch.tensor([1]), None, torch.tensor(1)), logits.softmax(-1), logits)[2]
     tensor([0, 1])
     """
-    base, ids = len(run.tokens), draft.tokens.tolist()
     if draft.probs is not None:  # the law it was drawn from, as exact as the target's
         draft = draft._replace(probs=draft.probs.to(probs.dtype))
-    verdict = run.verifier.decide(run.verifier.tape(run.key, len(ids), probs.shape[1], position=base), probs, draft)
+    tape = run.verifier.tape(run.key, draft.tokens.shape[0], probs.shape[1], position=len(run.tokens))
+    verdict = run.verifier.decide(tape, probs, draft)
     accepted = int(verdict.accepted)
     emitted = verdict.tokens[: accepted + 1].tolist()
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
-    rows = logits[: accepted + 1] if draft.parents is None else logits[kept]  # of a chain they are the first: a view
+    rows = (logits[: accepted + 1] if draft.parents is None else logits[kept]).to(torch.float64)  # of a chain they are the first: a view
+    chosen = rows[torch.arange(accepted + 1), torch.tensor(emitted, dtype=torch.int64)]
+    return *settled(run, draft, emitted, int(verdict.path[accepted - 1]) if accepted else -1, (chosen - rows.logsumexp(-1)).tolist()), kept
+
+
+def settled(run: Running, draft: Draft, emitted: Sequence[int], last: int, logprobs: Sequence[float]) -> tuple[Running, Pass]:
+    """What a decision makes of a sequence.
+
+    Args:
+        draft: what ``drafted`` gave.
+        emitted: the accepted tokens, then the recovered or bonus token; -1 in its place where the row that had to decide was no law.
+        last: the last accepted node, -1 for none.
+        logprobs: of the emitted tokens.
+
+    >>> run = Running(None, None, (4, 5), 2, 3, None, None, 9, (), None)
+    >>> settled(run, Draft(torch.tensor([7]), None, torch.tensor(1)), [7, 8], 0, [-0.5, -0.25])[1]
+    Pass(tokens=[7, 8], kinds=['accepted', 'bonus'], logprobs=[-0.5, -0.25], proposed=1, depth=None)
+    """
+    parents, proposed, accepted = tree.parents_of(draft), draft.tokens.shape[0], len(emitted) - 1
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed
-    one = _pass(emitted[:-1] if lawless else emitted, draft, verdict, rows)
-    return run._replace(tokens=(*run.tokens, *one.tokens), lawless=lawless), one, kept
+    count = accepted if lawless else accepted + 1
+    final = "plain" if not proposed else "recovered" if (parents == last).any() else "bonus"
+    depth = None if draft.parents is None else int(tree.depths(parents).amax()) if proposed else 0
+    one = Pass(list(emitted[:count]), (["accepted"] * accepted + [final])[:count], list(logprobs[:count]), proposed, depth)
+    return run._replace(tokens=(*run.tokens, *one.tokens), lawless=lawless), one
 
 
 def no_law(run: Running) -> str:
@@ -184,14 +205,3 @@ def no_law(run: Running) -> str:
     'the logits for position 2 hold NaN or allow no token; expected a finite logit that the controls allow'
     """
     return f"the logits for position {len(run.tokens)} hold NaN or allow no token; expected a finite logit that the controls allow"
-
-
-def _pass(emitted: Sequence[int], draft: Draft, verdict: Verdict, logits: Float[Tensor, "kept vocab"]) -> Pass:
-    parents, proposed, accepted = tree.parents_of(draft), draft.tokens.shape[0], int(verdict.accepted)
-    last = int(verdict.path[accepted - 1]) if accepted else -1
-    final = "plain" if not proposed else "recovered" if (parents == last).any() else "bonus"
-    kinds = (["accepted"] * accepted + [final])[: len(emitted)]
-    kept = logits[: len(emitted)].to(torch.float64)
-    chosen = kept[torch.arange(len(emitted)), torch.tensor(emitted, dtype=torch.int64)]
-    depth = None if draft.parents is None else int(tree.depths(parents).amax()) if proposed else 0
-    return Pass(list(emitted), kinds, (chosen - kept.logsumexp(-1)).tolist(), proposed, depth)

@@ -7,6 +7,7 @@ from specdec_fn.engine.commit import committed
 from specdec_fn.engine.event import Event
 from specdec_fn.engine.forward import forwarded
 from specdec_fn.engine.generation import Generation
+from specdec_fn.engine.graphs import Graphs, decoded, fitting
 from specdec_fn.engine.job import checked_model
 from specdec_fn.engine.propose import proposed
 from specdec_fn.engine.state import EngineState
@@ -20,12 +21,13 @@ __all__ = ["planned", "run", "step"]
 
 
 @donates("state")
-def step(model: Model, state: EngineState) -> tuple[EngineState, list[Event]]:
+def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> tuple[EngineState, list[Event]]:
     """Serves every request that the plan has room for with one forward of the model. DONATES the pools of keys and values.
 
     Args:
         model: the one that ``init`` was given.
         state: given up: step its result, or ``clone`` it first.
+        graphs: captured steps, which passes that fit one are taken through.
 
     Returns:
         The state, and the events: ``(request_id, tokens, logprobs, finish_reason | None)`` of each request that got tokens or ended.
@@ -48,13 +50,17 @@ def step(model: Model, state: EngineState) -> tuple[EngineState, list[Event]]:
     _check(model, state)
     state, plan = planned(state)
     state, proposals = proposed(state, plan)
-    state, logits = forwarded(model, state, proposals)
-    judgements = verified(state, proposals, logits)
+    bucket = None if graphs is None else fitting(graphs, state, proposals)
+    if graphs is not None and bucket is not None:
+        state, judgements = decoded(graphs, bucket, state, proposals)
+    else:
+        state, logits = forwarded(model, state, proposals)
+        judgements = verified(state, proposals, logits)
     return committed(state, judgements)
 
 
 @donates("state")
-def run(model: Model, state: EngineState, steps: int | None = None) -> tuple[EngineState, dict[int, Generation]]:
+def run(model: Model, state: EngineState, steps: int | None = None, *, graphs: Graphs | None = None) -> tuple[EngineState, dict[int, Generation]]:
     """Steps until nothing is left to do, or ``steps`` times. DONATES the pools of keys and values.
 
     Returns:
@@ -77,7 +83,7 @@ def run(model: Model, state: EngineState, steps: int | None = None) -> tuple[Eng
         raise ValueError(f"steps is {steps!r}; expected a whole number of 0 or more, or None")
     done: dict[int, Generation] = {}
     while len(state.records) and steps != 0:
-        state, events = step(model, state)
+        state, events = step(model, state, graphs=graphs)
         done |= {event.request_id: event.generation for event in events if event.generation is not None}
         steps = None if steps is None else steps - 1
     return state, done

@@ -142,7 +142,11 @@ def model(config: Config, params: Params) -> Model:
     if len(params.layers) != config.layers:
         raise ValueError(f"the parameters have {len(params.layers)} blocks; the configuration expects {config.layers}")
     angles = frequencies(config.rope, config.head_dim).to(params.embedding.device)
-    number = params.norm.new_tensor if params.norm.dtype is torch.float64 else params.norm.float().new_tensor
+    wide = WIDER.get(params.norm.dtype, params.norm.dtype)
+
+    def number(value: float) -> Tensor:
+        return torch.full((), value, dtype=wide, device=params.norm.device)
+
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
     static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, Rowwise(product, norm, rotate, gate, rotation))
     apart = static._replace(rowwise=Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation)))

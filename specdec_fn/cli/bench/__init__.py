@@ -8,6 +8,7 @@ from specdec_fn.cli.bench.chunks import chunks
 from specdec_fn.cli.bench.continuous import continuous
 from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.equality import equality
+from specdec_fn.cli.bench.graphs import graphs
 from specdec_fn.cli.bench.invariant import invariant
 from specdec_fn.cli.bench.overhead import overhead
 from specdec_fn.cli.bench.paged import paged
@@ -40,4 +41,5 @@ app.command()(pages)
 app.command()(paged)
 app.command()(scheduling)
 app.command()(arrivals)
+app.command()(graphs)
 app.command()(soak)

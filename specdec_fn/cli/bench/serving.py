@@ -11,6 +11,7 @@ from specdec_fn.cli.prompts import read
 from specdec_fn.cli.status import Status
 from specdec_fn.engine import Config, EngineState, Request
 from specdec_fn.engine.generation import Generation
+from specdec_fn.engine.graphs import Graphs
 from specdec_fn.kv.table import pages_for
 
 __all__ = ["Service", "Watch", "abreast", "conversations", "engine_for", "ratios", "shares", "whole"]
@@ -42,9 +43,9 @@ class Service:
         tokens: emitted so far.
     """
 
-    def __init__(self, model: Any, state: EngineState, groups: Iterable[Sequence[Request]]) -> None:
+    def __init__(self, model: Any, state: EngineState, groups: Iterable[Sequence[Request]], graphs: Graphs | None = None) -> None:
         self.state, self.ended, self.tokens = state, dict[int, Generation](), 0
-        self._model, self._groups = model, iter(groups)
+        self._model, self._groups, self._graphs = model, iter(groups), graphs
 
     def __iter__(self) -> "Service":
         return self
@@ -53,7 +54,7 @@ class Service:
         if not len(self.state.records):
             for request in next(self._groups):
                 self.state, _ = engine.submit(self.state, request)
-        self.state, events = engine.step(self._model, self.state)
+        self.state, events = engine.step(self._model, self.state, graphs=self._graphs)
         self.ended |= {event.request_id: event.generation for event in events if event.generation is not None}
         self.tokens += sum(len(event.tokens) for event in events)
         return self.tokens

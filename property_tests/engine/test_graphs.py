@@ -1,0 +1,208 @@
+"""An engine with captured steps emits what it emits without them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_fn import SamplingParams
+from specdec_fn.engine import Config, EngineState, Request, clone, init, run, step, submit
+from specdec_fn.engine import graphs as rooms
+from specdec_fn.engine.forward import PassError
+from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs, packed
+from specdec_fn.engine.propose import proposed
+from specdec_fn.engine.step import planned
+from specdec_fn.models import toy
+from specdec_fn.pytree import checking
+from specdec_fn.random import key
+from specdec_fn.speculate import Proposer, proposers
+from specdec_fn.speculate.draft import chain
+
+VOCAB = 16
+MODEL = toy.llama(key(5), vocab_size=VOCAB, context=64)
+CONFIG = Config(page_size=4, num_pages=64, max_batch=4, prefill_chunk=8, k=3)
+LINES = ((3, 1, 4, 1, 5, 3, 1), (2, 7, 1, 8, 2, 7, 1, 8), (1, 6, 1, 6))
+CONTROLS = (SamplingParams(), SamplingParams(temperature=0.7, top_k=5), SamplingParams(top_p=0.8, min_p=0.02), SamplingParams(temperature=0))
+
+
+def lawful(key: Any, state: Any, tokens: list[int], k: int, *, position: int) -> Any:
+    """Drafts with the laws that they were drawn from: a law on one token, so that the draw is no question."""
+    ids = [(tokens[-1] + place) % VOCAB for place in range(min(k, len(tokens) % 4))]
+    return state, chain(ids, k, torch.nn.functional.one_hot(torch.tensor(ids, dtype=torch.int64), VOCAB).double())
+
+
+SOFT = Proposer("soft", lambda prompt: (), lawful)
+
+
+@pytest.fixture(scope="module")
+def captured() -> Graphs:
+    buckets = [
+        Bucket(2, 4, 8, "token"),
+        Bucket(4, 4, 16, "token"),
+        Bucket(4, 4, 16, "token", True),
+        Bucket(4, 4, 16, "coupled"),
+    ]
+    return graphs(MODEL, init(MODEL, CONFIG), buckets)
+
+
+def begun(proposer: Any, rule: str, **changes: Any) -> EngineState:
+    state = init(MODEL, CONFIG)
+    for place, line in enumerate(LINES):
+        asked = Request(line, 20, CONTROLS[place], seed=place, proposer=proposer, verifier=rule)
+        state, _ = submit(state, dataclasses.replace(asked, **changes))
+    return state
+
+
+def watched(graphs: Graphs) -> tuple[Graphs, list[Bucket]]:
+    """The same captured steps, and a list of those that ran."""
+    ran: list[Bucket] = []
+
+    def noted(bucket: Bucket, step: Any) -> Any:
+        def run(pool: Any, batch: Any) -> Any:
+            ran.append(bucket)
+            return step(pool, batch)
+
+        return run
+
+    return Graphs({bucket: noted(bucket, step) for bucket, step in graphs.steps.items()}), ran
+
+
+@pytest.mark.parametrize("proposer", ["none", "ngram", SOFT], ids=["none", "ngram", "soft"])
+@pytest.mark.parametrize("rule", ["token", "coupled"])
+def test_tokens_are_those_without_graphs(captured: Graphs, proposer: Any, rule: str) -> None:
+    """Whatever the batch, the drafts and the bucket; log-probabilities too, and the counts."""
+    seen, ran = watched(captured)
+    _, plain = run(MODEL, begun(proposer, rule))
+    _, quick = run(MODEL, begun(proposer, rule), graphs=seen)
+    assert len(ran) > 3 or (proposer is SOFT and rule != "token")
+    for number, one in plain.items():
+        other = quick[number]
+        assert other.tokens == one.tokens
+        assert other.finish_reason == one.finish_reason
+        assert torch.allclose(torch.tensor(other.logprobs), torch.tensor(one.logprobs), atol=1e-5)
+        assert (other.stats.passes, other.stats.proposed, other.stats.accepted) == (one.stats.passes, one.stats.proposed, one.stats.accepted)
+
+
+def test_a_pass_takes_the_smallest_bucket_it_fits(captured: Graphs) -> None:
+    seen, ran = watched(captured)
+    state = begun("ngram", "token")
+    run(MODEL, state, graphs=seen)
+    assert {bucket.sequences for bucket in ran} == {2, 4}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": SamplingParams(presence_penalty=0.5)},
+        {"sampling": SamplingParams(min_tokens=3)},
+        {"sampling": SamplingParams(typical_p=0.9)},
+        {"sampling": SamplingParams(logit_bias={1: 1.0})},
+        {"logprobs": 2},
+        {"prompt_logprobs": True},
+        {"proposer": "ngram_tree", "verifier": "tree"},
+        {"verifier": "greedy", "sampling": SamplingParams(temperature=0)},
+        {"k": 9},
+    ],
+    ids=str,
+)
+def test_what_a_captured_step_does_not_know_is_taken_without(captured: Graphs, changes: dict[str, Any]) -> None:
+    """And gives what it gives without graphs, beside requests that would fit."""
+    repeating = {"prompt": (1, 2) * 8} if "k" in changes else {}
+    states = [
+        submit(begun("ngram", "token"), Request(**{"prompt": LINES[0], "max_tokens": 20, "seed": 9, "proposer": "ngram", **changes, **repeating}))
+        for _ in range(2)
+    ]
+    _, plain = run(MODEL, states[0][0])
+    _, quick = run(MODEL, states[1][0], graphs=captured)
+    assert {number: one.tokens for number, one in plain.items()} == {number: one.tokens for number, one in quick.items()}
+    assert {number: one.prompt_logprobs for number, one in plain.items()} == {number: one.prompt_logprobs for number, one in quick.items()}
+
+
+def test_invariant_mode_has_no_captured_steps(captured: Graphs) -> None:
+    state = init(MODEL, dataclasses.replace(CONFIG, invariant=True))
+    state, _ = submit(state, Request((1,), 4))
+    state, plan = planned(state)
+    assert fitting(captured, state, proposed(state, plan)[1]) is None
+
+
+def test_a_row_that_is_no_law_ends_its_own_request_only(captured: Graphs) -> None:
+    def broken(params: Any, tokens: Any, positions: Any, kv: Any, attend: Any) -> Any:
+        logits, kv = MODEL.apply(params, tokens, positions, kv, attend)
+        return torch.where((tokens == 7)[:, None], torch.nan, logits), kv
+
+    model = MODEL._replace(apply=broken, apply_at=None, prefill=None)
+    found = []
+    for steps in (None, captured):
+        _, done = run(model, begun("none", "token"), graphs=steps)
+        found.append({number: (one.tokens, one.finish_reason, one.error) for number, one in done.items()})
+    assert found[0] == found[1]
+    assert "error" in {reason for _, reason, _ in found[0].values()}
+
+
+def test_a_failed_pass_leaves_a_state_to_go_on_from(captured: Graphs) -> None:
+    """N9: with and without donation enforced."""
+    fuse = [True]
+
+    def failing(pool: Any, batch: Any) -> Any:
+        if fuse:
+            fuse.clear()
+            raise OSError("out of luck")
+        return captured.steps[Bucket(4, 4, 16, "token")](pool, batch)
+
+    broken = Graphs({Bucket(4, 4, 16, "token"): failing})
+    _, wanted = run(MODEL, begun("ngram", "token"))
+    for strict in (False, True):
+        fuse[:] = [True]
+        state, failures, done = begun("ngram", "token"), 0, {}
+        while len(state.records):
+            try:
+                if strict:
+                    with checking():
+                        state, events = step(MODEL, state, graphs=broken)
+                else:
+                    state, events = step(MODEL, state, graphs=broken)
+            except PassError as error:
+                state, failures = error.state, failures + 1
+                continue
+            done |= {event.request_id: event.generation for event in events if event.generation is not None}
+        assert failures == 1
+        assert {number: one.tokens for number, one in done.items()} == {number: one.tokens for number, one in wanted.items()}
+
+
+def test_an_idle_bucket_writes_nothing(captured: Graphs) -> None:
+    """K10."""
+    state, _ = run(MODEL, begun("ngram", "token"), 4)
+    before = clone(state).store
+    for bucket, step_ in captured.steps.items():
+        pool, found = step_(state.store, packed(state, [], bucket))
+        assert torch.equal(pool.keys, before.keys)
+        assert torch.equal(pool.values, before.values)
+        assert not found.verdict.accepted.any()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "says"),
+    [
+        (Bucket(0, 1, 1), "expected at least 1 sequence, row and page"),
+        (Bucket(1, 1, 1, "tree"), "the verifier is 'tree'; expected one of "),
+        (Bucket(1, 1, 1, "nobody"), "the verifier is 'nobody'"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(bucket: Bucket, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        graphs(MODEL, init(MODEL, CONFIG), [bucket])
+
+
+def test_no_second_compilation(captured: Graphs) -> None:
+    """R6: batches of every size and length run what was compiled at the start."""
+    counters = torch._dynamo.utils.counters
+    before = dict(counters["stats"])
+    for count in (1, 2, 3):
+        state = init(MODEL, CONFIG)
+        for place in range(count):
+            state, _ = submit(state, Request(LINES[place][: 2 + place], 9, CONTROLS[place], seed=place, proposer="ngram"))
+        run(MODEL, state, graphs=captured)
+    assert dict(counters["stats"]) == before
+    assert rooms.__name__ == "specdec_fn.engine.graphs"
+    assert proposers.named("ngram").name == "ngram"

@@ -1,0 +1,30 @@
+"""Buffers whose surroundings are watched: an interpreter lets a kernel write past its tensors in silence."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+GUARD = 64  # numbers before and after
+PATTERN = 0x5A
+
+
+@pytest.fixture
+def fenced() -> Iterator[Callable[[Tensor], Tensor]]:
+    """Gives a contiguous copy of a tensor that lies between guard words; the test fails if one of them has changed when it ends."""
+    fences: list[tuple[Tensor, int]] = []
+
+    def fence(tensor: Tensor) -> Tensor:
+        size = tensor.element_size()
+        raw = torch.full(((tensor.numel() + 2 * GUARD) * size,), PATTERN, dtype=torch.uint8)
+        fences.append((raw, tensor.numel() * size))
+        inner = raw.view(tensor.dtype)[GUARD : GUARD + tensor.numel()].view(tensor.shape)
+        inner.copy_(tensor)
+        return inner
+
+    yield fence
+    for raw, size in fences:
+        first = GUARD * ((raw.numel() - size) // (2 * GUARD))
+        assert (raw[:first] == PATTERN).all(), "the words before a buffer were written"
+        assert (raw[first + size :] == PATTERN).all(), "the words after a buffer were written"

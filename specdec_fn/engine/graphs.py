@@ -1,0 +1,244 @@
+"""The engine's steps through captured ones: which buckets there are, which passes fit one, and how requests are packed into it.
+
+Captured steps are a value that is made once and handed to ``step`` beside the model. A pass fits where every request in it decodes with nothing but
+what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs. The tokens are decided by the
+same rules from the same random words either way; the logits may differ in their last bits, as they do with the number of rows.
+
+On a GPU the whole step is one graph. On a CPU only what follows the model is compiled: the products decide what a pass costs there, and a compiler
+has nothing to gain on them (docs/engine.md has the figures).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map
+
+from specdec_fn.engine.capture import capture
+from specdec_fn.engine.decode import Batch, Decided, Knobs, decided, decode, scored
+from specdec_fn.engine.forward import PassError, wanted
+from specdec_fn.engine.propose import Proposal
+from specdec_fn.engine.running import no_law, settled
+from specdec_fn.engine.state import EngineState
+from specdec_fn.engine.verify import Judgement
+from specdec_fn.kv import store as stores
+from specdec_fn.kv.layout import layout
+from specdec_fn.kv.store import Store
+from specdec_fn.kv.table import Table, pages_for
+from specdec_fn.models import Model
+from specdec_fn.models.model import parameter
+from specdec_fn.pytree import donates, enforced
+from specdec_fn.random import Key, key_data
+from specdec_fn.sampling import SamplingParams
+from specdec_fn.speculate import Draft, Race, verifiers
+from specdec_fn.speculate.ragged import Races, Words, words
+from specdec_fn.typing import Tensor
+
+__all__ = ["Bucket", "Graphs", "decoded", "fitting", "graphs", "packed"]
+
+
+class Bucket(NamedTuple):
+    """The shape of a captured step.
+
+    Attributes:
+        sequences: requests that it has room for.
+        rows: rows of each: one more than it can draft.
+        pages: pages of each.
+        verifier: by name.
+        soft: drafts come with the laws that they were drawn from.
+    """
+
+    sequences: int
+    rows: int
+    pages: int
+    verifier: str = "token"
+    soft: bool = False
+
+
+class Graphs(NamedTuple):
+    """Captured steps by bucket, smallest first.
+
+    Attributes:
+        steps: for each bucket the function from the pool and a batch to both again.
+    """
+
+    steps: Mapping[Bucket, Callable[[Store, Batch], tuple[Store, Decided]]]
+
+
+def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graphs:
+    """Captures the decode-and-verify step of an engine for some shapes. This takes seconds for each.
+
+    Args:
+        model: the engine's.
+        state: the engine; on a GPU the graphs hold for its pool, and for no clone of it.
+        buckets: the shapes. A pass takes the smallest that it fits in.
+
+    Raises:
+        ValueError: a bucket that is out of range, an unknown verifier, or one that takes other randomness than a tape or a race.
+
+    >>> from specdec_fn.engine.request import Config
+    >>> from specdec_fn.engine.state import init
+    >>> from specdec_fn.models import toy
+    >>> model = toy.bigram(torch.eye(3))
+    >>> list(graphs(model, init(model, Config()), []).steps)
+    []
+    """
+    made = {}
+    for bucket in sorted(set(buckets), key=lambda one: (one.sequences * one.rows, one.pages, one)):
+        if min(bucket.sequences, bucket.rows, bucket.pages) < 1:
+            raise ValueError(f"the bucket is {bucket}; expected at least 1 sequence, row and page")
+        if bucket.verifier not in verifiers.all or (verifiers.all[bucket.verifier].trees and bucket.verifier not in ("greedy", "coupled")):
+            known = [name for name in verifiers.all if not verifiers.all[name].trees or name in ("greedy", "coupled")]
+            raise ValueError(f"the verifier is {bucket.verifier!r}; expected one of {', '.join(known)}")
+        made[bucket] = _captured(model, state, bucket)
+    return Graphs(MappingProxyType(made))
+
+
+def _captured(model: Model, state: EngineState, bucket: Bucket) -> Callable[[Store, Batch], tuple[Store, Decided]]:
+    verifier, idle = verifiers.all[bucket.verifier], packed(state, [], bucket)  # all of it is padding: it writes nothing
+    if parameter(model).device.type == "cuda":
+        return capture(lambda pool, batch: decode(model, verifier, pool, batch), state.store, idle, donated=(0,))
+    rows = torch.zeros(bucket.sequences * bucket.rows, state.sizes.vocab_size, dtype=parameter(model).dtype)
+    tail = capture(lambda logits, batch: decided(verifier, logits, batch), rows, idle)
+
+    def step(pool: Store, batch: Batch) -> tuple[Store, Decided]:
+        pool, logits = scored(model, pool, batch)
+        return pool, tail(logits, batch)
+
+    return step
+
+
+def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -> Bucket | None:
+    """The smallest bucket that a pass fits in; None where it fits none.
+
+    >>> fitting(Graphs({}), None, []) is None
+    True
+    """
+    if not graphs.steps or not proposals or state.config.invariant or not all(map(_plain, proposals)):
+        return None
+    rules = {one.record.run.verifier for one in proposals}
+    drafts = [one.draft for one in proposals if one.draft is not None and one.draft.tokens.shape[0]]
+    soft = {draft.probs is not None for draft in drafts} or {False}
+    if len(rules) > 1 or len(soft) > 1:
+        return None
+    ends = [one.lane.stop + len(_drafted(one)) for one in proposals]
+    rows = max(len(_drafted(one)) for one in proposals) + 1
+    pages = max(pages_for(end, page_size=state.config.page_size) for end in ends)
+    shape = len(proposals), rows, pages
+    rule, kind = rules.pop(), soft.pop()
+    for bucket in graphs.steps:
+        if verifiers.all[bucket.verifier] is rule and (bucket.soft == kind or not drafts) and all(map(int.__le__, shape, bucket[:3])):
+            return bucket
+    return None
+
+
+def _plain(one: Proposal) -> bool:
+    """Whether a request decodes, with nothing that a captured step does not know."""
+    request, params = one.record.request, one.record.controls.params
+    known = SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    if one.error is not None or one.draft is None or one.draft.parents is not None or one.lane.stop - one.lane.start != 1:
+        return False
+    if request.constraint is not None or request.logprobs or wanted(one) != 1 + len(_drafted(one)):
+        return False
+    return params == known and one.record.controls.mask is None
+
+
+def _drafted(one: Proposal) -> list[int]:
+    return [] if one.draft is None else one.draft.tokens.tolist()
+
+
+def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Batch:
+    """Lays a pass out in a bucket that it fits in.
+
+    >>> from specdec_fn.engine.request import Config
+    >>> from specdec_fn.engine.state import init
+    >>> from specdec_fn.models import toy
+    >>> packed(init(toy.bigram(torch.eye(3)), Config()), [], Bucket(1, 2, 1)).draft.length
+    tensor([0])
+    """
+    tables = {entry.id: entry.table for entry in state.work.running}
+    drafts = [_drafted(one) for one in proposals]
+    free, device, k = bucket.sequences - len(proposals), state.store.keys.device, bucket.rows - 1
+    tokens = [[one.record.run.tokens[-1], *ids, *[0] * (k - len(ids))] for one, ids in zip(proposals, drafts, strict=True)]
+    bases = [one.lane.stop for one in proposals]
+    ends = [base + len(ids) for base, ids in zip(bases, drafts, strict=True)]
+    own = [tables[one.lane.id] for one in proposals]
+    params = [one.record.controls.params for one in proposals] + [SamplingParams()] * free
+    base = torch.tensor([*bases, *[1] * free])
+    made = Batch(
+        tokens=torch.tensor([*tokens, *[[0] * bucket.rows] * free]),
+        positions=(base[:, None] - 1 + torch.arange(bucket.rows)).clamp(max=state.sizes.context - 1),
+        layout=layout(
+            [Table(table.pages, end - 1) for table, end in zip(own, bases, strict=True)],
+            ends,
+            page_size=state.config.page_size,
+            sequences=bucket.sequences,
+            rows=bucket.rows,
+            pages=bucket.pages,
+        ),
+        draft=Draft(
+            torch.tensor([*(ids + [-1] * (k - len(ids)) for ids in drafts), *[[-1] * k] * free], dtype=torch.int64).view(bucket.sequences, k),
+            _laws(state, proposals, bucket) if bucket.soft else None,
+            torch.tensor([*map(len, drafts), *[0] * free]),
+        ),
+        knobs=Knobs(
+            *(torch.tensor([getattr(one, name) for one in params], dtype=torch.int64 if name == "top_k" else torch.float64) for name in Knobs._fields)
+        ),
+        drawn=_drawn(state, proposals, bucket),
+    )
+    return tree_map(lambda leaf: leaf if leaf is None else leaf.to(device), made)
+
+
+def _drawn(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Words | Races | Race:
+    """The randomness of a pass, made before it: a compiler would make the words of a key anew for every number that they lead to."""
+    runs, free, k = [one.record.run for one in proposals], bucket.sequences - len(proposals), bucket.rows - 1
+    keys = torch.stack([*(key_data(run.key) for run in runs), *[torch.zeros(2, dtype=torch.int64)] * free])
+    base = torch.tensor([*(len(run.tokens) for run in runs), *[1] * free])
+    if bucket.verifier != "coupled":
+        return words(Key(keys), k, base)
+    if state.store.keys.is_cuda:
+        return Races(keys, base)
+    noise = torch.ones(bucket.sequences, bucket.rows, state.sizes.vocab_size, dtype=torch.float64)
+    for place, run in enumerate(runs):
+        noise[place] = run.verifier.tape(run.key, k, state.sizes.vocab_size, position=len(run.tokens)).noise
+    return Race(noise)
+
+
+def _laws(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Tensor:
+    laws = torch.zeros(bucket.sequences, bucket.rows - 1, state.sizes.vocab_size, dtype=torch.float64)
+    for place, one in enumerate(proposals):
+        if one.draft is not None and one.draft.probs is not None:
+            laws[place, : one.draft.probs.shape[0]] = one.draft.probs
+    return laws
+
+
+@donates("state")
+def decoded(graphs: Graphs, bucket: Bucket, state: EngineState, proposals: Sequence[Proposal]) -> tuple[EngineState, list[Judgement]]:
+    """Runs a pass through the captured step of a bucket. DONATES the pool of keys and values.
+
+    Raises:
+        PassError: whatever the step raised, with the state before the pass.
+
+    >>> decoded(Graphs({}), Bucket(1, 1, 1), None, [])
+    (None, [])
+    """
+    if not proposals:
+        return state, []
+    pool = stores.clone(state.store) if enforced() else state.store  # where donation is enforced, the state of a failed pass keeps its own
+    try:
+        with torch.no_grad():
+            pool, found = graphs.steps[bucket](pool, packed(state, proposals, bucket))
+    except Exception as error:
+        raise PassError(f"the captured step failed with {type(error).__name__}: {error}", state) from error
+    tokens, accepted, logprobs = found.verdict.tokens.tolist(), found.verdict.accepted.tolist(), found.logprobs.tolist()
+    judgements = [_judged(one, *row) for one, row in zip(proposals, zip(tokens, accepted, logprobs, strict=True), strict=False)]
+    return dataclasses.replace(state, store=pool), judgements
+
+
+def _judged(one: Proposal, tokens: list[int], accepted: int, logprobs: list[float]) -> Judgement:
+    assert one.draft is not None, "only a request at its last token is decided"
+    run, emitted = settled(one.record.run, one.draft, tokens[: accepted + 1], accepted - 1, logprobs)
+    why = no_law(run) if run.lawless else None
+    return Judgement(one.lane, one.record._replace(run=run), emitted, torch.arange(accepted + 1), (), why)
