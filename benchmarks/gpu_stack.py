@@ -1,8 +1,8 @@
 """A stack of the size of a 7B model with random weights: what a pass of K + 1 rows costs beside a pass of one row, and what a graph saves.
 
-The sizes are those of Mistral 7B. The pass is ``specdec_fn.models.llama`` over one paged pool, with the kernels' write and attention. Its byte bound
-is the weights (the head, and not the embedding, of which a pass reads a row a token) and the keys and values of every context, at the copy bandwidth
-that was measured. The roofline adds the operations, at the speed of a large product.
+The sizes are those of Mistral 7B. The pass is ``specdec_fn.models.llama`` over one paged pool, through ``kv.layout.attend``: what the engine
+captures. Its byte bound is the weights (the head, and not the embedding, of which a pass reads a row a token) and the keys and values of every
+context, at the copy bandwidth that was measured. The roofline adds the operations, at the speed of a large product.
 """
 
 import itertools
@@ -15,6 +15,8 @@ from gpu_attention import PAGE, paged
 from gpu_machine import Best, Machine, Report, Table, host_and_total, timed
 from torch import Tensor
 
+from specdec_fn.kv.layout import Layout, attend
+from specdec_fn.kv.store import Store
 from specdec_fn.models import llama
 from specdec_fn.models.config import Config
 from specdec_fn.models.model import Model
@@ -54,27 +56,19 @@ def stack(at: Machine, report: Report) -> Stack | None:
 
 def a_pass(at: Machine, made: Stack, batch: int, rows: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """The pass of ``rows`` rows of each sequence as a function of tensors, and its arguments: (keys, values, tokens, positions)."""
-    from specdec_kernels.paged_attention import paged_attention
-    from specdec_kernels.paged_write import paged_write
-
     config, device = made.model.config, at.device
     positions = made.context - rows + torch.arange(rows, device=device).repeat(batch)
     tokens = torch.randint(0, config.vocab_size, (batch * rows,), device=device)
-    table = made.table[:batch]
+    table = made.table[:batch].to(torch.int64)
     pages = made.table.numel()
-    slots = (table.repeat_interleave(rows, 0).gather(1, (positions // PAGE)[:, None])[:, 0].long() * PAGE + positions % PAGE).contiguous()
-    tables = [(table + layer * pages).contiguous() for layer in range(config.layers)]
-    places = [slots + layer * pages * PAGE for layer in range(config.layers)]
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * rows
-    contexts = torch.full((batch,), made.context, dtype=torch.int32, device=device)
-
-    def attend(kv: tuple[Tensor, Tensor], layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        kv = paged_write(*kv, key, value, places[layer], impl="triton", trusted=True)
-        out = paged_attention(query, *kv, tables[layer], starts, contexts, impl="triton", trusted=True)
-        return out, kv
+    slots = table.repeat_interleave(rows, 0).gather(1, (positions // PAGE)[:, None])[:, 0] * PAGE + positions % PAGE
+    lengths, counts = (torch.full((batch,), count, device=device) for count in (made.context, rows))
+    layout = Layout(table, lengths, counts, slots)
 
     def run(keys: Tensor, values: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        logits: Tensor = made.model.apply(made.model.params, tokens, positions, (keys, values), attend)[0]
+        pool = Store(keys, values, config.layers, pages, PAGE)
+        attention = attend(layout, page_size=PAGE, impl="triton")
+        logits: Tensor = made.model.apply(made.model.params, tokens, positions, pool, attention)[0]
         return logits
 
     return run, (*made.pools, tokens, positions)

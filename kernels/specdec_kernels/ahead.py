@@ -77,13 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(shown(done.rows))
     for sentence in said:
         print(sentence, file=sys.stderr)
+    spent = sorted(done.seconds.items(), key=lambda item: -item[1])
+    print("seconds of a processor: " + ", ".join(f"{room} {seconds:.0f}" for room, seconds in spent), file=sys.stderr)
+    print(f"{len(done.rows)} compiled with triton {triton}, {len(said)} faults", file=sys.stderr)
     if options.write and said:
         return _refuse("nothing is written: a table holds only what compiles and does not spill", 1)
     if options.write:
         options.table.write_text(text(triton, done.rows), "utf-8")
-    spent = sorted(done.seconds.items(), key=lambda item: -item[1])
-    print("seconds of a processor: " + ", ".join(f"{room} {seconds:.0f}" for room, seconds in spent), file=sys.stderr)
-    print(f"{len(done.rows)} compiled with triton {triton}, {len(said)} faults", file=sys.stderr)
     return 1 if said else 0
 
 

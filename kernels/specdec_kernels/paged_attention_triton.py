@@ -16,12 +16,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from specdec_kernels.rows_triton import narrowed
+from specdec_kernels.rows_triton import NAMES, narrowed
 from specdec_kernels.variant import Variant
 
 __all__ = ["Plan", "joining", "launch", "paged_attention_triton", "plan", "variant", "variants"]
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 PADDED = (64, 128, 256)
 FIXED = 512  # keys of a stretch in the invariant variant
 LEAST = 256  # keys for which a stretch of its own pays

@@ -16,15 +16,15 @@ WORDS = MappingProxyType({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torc
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["places", "units"])
+@triton.jit(do_not_specialize=["pages", "page", "units"])
 @no_type_check
-def _write(key_pool, value_pool, key, value, slots, places, units, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+def _write(key_pool, value_pool, key, value, slots, pages, page, units, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     """One row, BLOCK numbers of it; a row is units * UNIT numbers."""
     width = units * UNIT
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     inside = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = (inside < width) & (slot >= 0) & (slot < places)
+    mask = (inside < width) & (slot >= 0) & (slot < pages.to(tl.int64) * page)
     tl.store(key_pool + slot * width + inside, tl.load(key + row * width + inside, mask=mask), mask=mask)
     tl.store(value_pool + slot * width + inside, tl.load(value + row * width + inside, mask=mask), mask=mask)
 
@@ -62,7 +62,7 @@ def variant(size: int, width: int, *, pages: bool = False) -> Variant:
         kinds = {**pools, "sources": "*i64", "targets": "*i64", "pages": "i32", "units": "i32"}
         said, kernel = f"copy_pages, {8 * size} bits, pages in steps of {unit}", _copy
     else:
-        kinds = {**pools, "key": word, "value": word, "slots": "*i64", "places": "i64", "units": "i32"}
+        kinds = {**pools, "key": word, "value": word, "slots": "*i64", "pages": "i32", "page": "i32", "units": "i32"}
         said, kernel = f"paged_write, {8 * size} bits, rows in steps of {unit}", _write
     return Variant(said, kernel, {**kinds, **dict.fromkeys(constants, "constexpr")}, constants, warps=4, stages=1)
 
@@ -84,10 +84,10 @@ def paged_write_triton(key_pages: Tensor, value_pages: Tensor, key: Tensor, valu
     >>> pools[0].flatten()
     tensor([0., 1.])
     """
-    places, width = key_pages.shape[0] * key_pages.shape[1], key_pages.shape[2] * key_pages.shape[3]
+    width = key_pages.shape[2] * key_pages.shape[3]
     chosen = variant(key_pages.element_size(), width)
     tensors = [_bits(tensor) for tensor in (key_pages, value_pages, key.contiguous(), value.contiguous())]
-    sizes = {"places": places, "units": width // chosen.constants["UNIT"]}
+    sizes = {"pages": key_pages.shape[0], "page": key_pages.shape[1], "units": width // chosen.constants["UNIT"]}
     launch = chosen.kernel[(slots.shape[0], triton.cdiv(width, BLOCK))]
     launch(*tensors, slots.to(torch.int64).contiguous(), **sizes, **chosen.constants, num_warps=chosen.warps, num_stages=chosen.stages)
 

@@ -1,5 +1,6 @@
 """The small-row product as a kernel: the weights stream by once for every 16 rows."""
 
+from types import MappingProxyType
 from typing import no_type_check
 
 import torch
@@ -12,7 +13,7 @@ from specdec_kernels.variant import Variant
 __all__ = ["narrowed", "rows_triton", "variant", "variants"]
 
 ROWS = 16
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES = MappingProxyType({torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"})
 
 
 @triton.jit

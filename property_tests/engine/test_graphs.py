@@ -8,7 +8,7 @@ import torch
 
 from specdec_fn import SamplingParams
 from specdec_fn.engine import Config, EngineState, Request, clone, init, run, step, submit
-from specdec_fn.engine import graphs as rooms
+from specdec_fn.engine.decode import decode
 from specdec_fn.engine.forward import PassError
 from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs, packed
 from specdec_fn.engine.propose import proposed
@@ -16,7 +16,7 @@ from specdec_fn.engine.step import planned
 from specdec_fn.models import toy
 from specdec_fn.pytree import checking
 from specdec_fn.random import key
-from specdec_fn.speculate import Proposer, proposers
+from specdec_fn.speculate import Proposer, verifiers
 from specdec_fn.speculate.draft import chain
 
 VOCAB = 16
@@ -43,7 +43,7 @@ def captured() -> Graphs:
         Bucket(4, 4, 16, "token", True),
         Bucket(4, 4, 16, "coupled"),
     ]
-    return graphs(MODEL, init(MODEL, CONFIG), buckets)
+    return graphs(MODEL, init(MODEL, CONFIG), buckets)._replace(fill=0.0)
 
 
 def begun(proposer: Any, rule: str, **changes: Any) -> EngineState:
@@ -65,7 +65,7 @@ def watched(graphs: Graphs) -> tuple[Graphs, list[Bucket]]:
 
         return run
 
-    return Graphs({bucket: noted(bucket, step) for bucket, step in graphs.steps.items()}), ran
+    return graphs._replace(steps={bucket: noted(bucket, step) for bucket, step in graphs.steps.items()}), ran
 
 
 @pytest.mark.parametrize("proposer", ["none", "ngram", SOFT], ids=["none", "ngram", "soft"])
@@ -89,6 +89,12 @@ def test_a_pass_takes_the_smallest_bucket_it_fits(captured: Graphs) -> None:
     state = begun("ngram", "token")
     run(MODEL, state, graphs=seen)
     assert {bucket.sequences for bucket in ran} == {2, 4}
+
+
+def test_a_pass_that_would_be_mostly_padding_takes_no_bucket(captured: Graphs) -> None:
+    seen, ran = watched(captured._replace(fill=0.5))
+    run(MODEL, begun("none", "token"), graphs=seen)
+    assert not ran
 
 
 @pytest.mark.parametrize(
@@ -170,15 +176,31 @@ def test_a_failed_pass_leaves_a_state_to_go_on_from(captured: Graphs) -> None:
         assert {number: one.tokens for number, one in done.items()} == {number: one.tokens for number, one in wanted.items()}
 
 
-def test_an_idle_bucket_writes_nothing(captured: Graphs) -> None:
-    """K10."""
+def test_an_idle_bucket_writes_nothing() -> None:
+    """K10: a pass of nothing but padding, as a graph is captured with, leaves a pool in use as it was."""
     state, _ = run(MODEL, begun("ngram", "token"), 4)
     before = clone(state).store
-    for bucket, step_ in captured.steps.items():
-        pool, found = step_(state.store, packed(state, [], bucket))
+    for rule in ("token", "coupled"):
+        pool, found = decode(MODEL, verifiers[rule], state.store, packed(state, [], Bucket(4, 4, 16, rule)))
         assert torch.equal(pool.keys, before.keys)
         assert torch.equal(pool.values, before.values)
         assert not found.verdict.accepted.any()
+
+
+@pytest.mark.parametrize("proposer", ["none", "ngram", SOFT], ids=["none", "ngram", "soft"])
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
+    """What is captured there, uncaptured: model, laws and decisions of a padded batch in one function of tensors, on the same pool of pages."""
+
+    def whole(pool: Any, batch: Any) -> Any:
+        return decode(MODEL, verifiers[rule], pool, batch)
+
+    steps = Graphs({Bucket(4, 4, 16, rule, soft): whole for soft in (False, True)}, whole=True)
+    seen, ran = watched(steps)
+    _, plain = run(MODEL, begun(proposer, rule))
+    _, padded = run(MODEL, begun(proposer, rule), graphs=seen)
+    assert len(ran) > 3
+    assert {number: one.tokens for number, one in plain.items()} == {number: one.tokens for number, one in padded.items()}
 
 
 @pytest.mark.parametrize(
@@ -204,5 +226,3 @@ def test_no_second_compilation(captured: Graphs) -> None:
             state, _ = submit(state, Request(LINES[place][: 2 + place], 9, CONTROLS[place], seed=place, proposer="ngram"))
         run(MODEL, state, graphs=captured)
     assert dict(counters["stats"]) == before
-    assert rooms.__name__ == "specdec_fn.engine.graphs"
-    assert proposers.named("ngram").name == "ngram"

@@ -53,11 +53,15 @@ class Call(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A function and a way to make arguments for it, fresh each time; ``raises``: the call is a refusal."""
+    """A function and a way to make arguments for it, fresh each time; ``raises``: the call is a refusal.
+
+    ``donated``: the arguments that it takes as its docstring says, where no decorator can: ``specdec_kernels`` knows nothing of ``@donates``.
+    """
 
     function: Callable[..., Any]
     make: Callable[[], Call]
     raises: type[Exception] | None = None
+    donated: tuple[str, ...] = ()
 
 
 def call(*args: Any, **kwargs: Any) -> Call:

@@ -12,11 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EFFECTS = ("batch", "doors.py", "load.py", "measure.py", "__init__.py", "__main__.py", "cli", "stages", "serve", "adapters")  # floors 4 and up
+# The doors of the kernels' own source root: rooms of a command, ``python -m specdec_kernels.ahead``. It compiles every kernel in processes of its
+# own, whose environment it chooses, and prints what it finds. No other room imports them, so no function of values has effects through them.
+DOORS = ("ahead.py", "ahead_measure.py")
 ROOMS = sorted(
     path
-    for package in (ROOT / "specdec_fn", ROOT / "kernels" / "specdec_kernels")
+    for package, above in ((ROOT / "specdec_fn", EFFECTS), (ROOT / "kernels" / "specdec_kernels", DOORS))
     for path in package.rglob("*.py")
-    if path.relative_to(package).parts[0] not in EFFECTS or package.name == "specdec_kernels"
+    if path.relative_to(package).parts[0] not in above
 )
 
 MODULES = frozenset({"datetime", "os", "random", "secrets", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid"})
@@ -119,6 +122,26 @@ def test_the_rooms_are_found() -> None:
     assert {"specdec_fn/schedule/commit.py", "specdec_fn/kv/pages.py", "specdec_fn/engine/step.py"} <= found
     assert {"kernels/specdec_kernels/threefry.py", "kernels/specdec_kernels/__init__.py"} <= found
     assert not any("cli" in name or "load" in name for name in found)
+
+
+def test_the_doors_of_the_kernels_are_a_command_that_no_room_imports() -> None:
+    names = {f"specdec_kernels.{door.removesuffix('.py')}" for door in DOORS}
+    command, *others = (ast.parse((ROOT / "kernels" / "specdec_kernels" / door).read_text("utf-8")) for door in DOORS)
+    assert any("__main__" in ast.unparse(statement) for statement in command.body)
+    assert names - {"specdec_kernels.ahead"} <= imported(command)
+    assert not names & set().union(*(imported(ast.parse(room.read_text("utf-8"))) for room in ROOMS))
+    assert not {"specdec_kernels.ahead"} & set().union(*map(imported, others))
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """What a source imports, modules and their names alike."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -2,7 +2,8 @@
 
 Each is called on sample arguments. Afterwards its arguments, and whatever it closes over, are what they were; every tensor of its result is an
 argument's own tensor handed on, or lies in memory of its own; and a second call gives the same, bit for bit. What a function marked
-``@donates`` takes by those names may lose the contents of its tensors, and nothing else of it may change. Functions that come out of a call (the
+``@donates`` takes by those names may lose the contents of its tensors, and nothing else of it may change; so may what a kernel takes, which has no
+such mark, where its sample names it and its docstring says DONATES. Functions that come out of a call (the
 parts of a Verifier, of a Proposer, of a Model, of a Tokenizer) are walked as well. The samples are in ``purity_samples`` beside this file.
 """
 
@@ -14,6 +15,7 @@ import inspect
 import itertools
 import pickle
 import pkgutil
+import re
 import struct
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -30,7 +32,7 @@ from torch import Tensor
 from specdec_fn import pytree, random
 from specdec_fn.speculate import verifiers
 
-from . import purity_samples, purity_samples_engine
+from . import purity_samples, purity_samples_engine, purity_samples_kernels
 from .purity_samples import Call, Sample, call, declared, put_while_checking
 
 ROOTS = ("pytree", "random", "typing", "models", "kv", "weights", "text", "sampling", "speculate", "schedule", "engine")
@@ -186,11 +188,11 @@ class Report(NamedTuple):
 def examine(sample: Sample) -> Report:
     """Calls a function twice and says what a pure one would not have done."""
     function, given = sample.function, sample.make()
-    donated = set(getattr(function, "donated", ()))
+    donated = {*getattr(function, "donated", ()), *sample.donated}
     kept, lent = _kept(function, given, donated)
     before = image(kept), image(lent, bits=False)
     result = _run(sample, given)
-    faults = []
+    faults = [f"its docstring does not say DONATES ``{name}``" for name in sample.donated if name not in promised(function)]
     if (image(kept), image(lent, bits=False)) != before:
         faults.append("an argument, or what the function closes over, has changed")
     held, taken = list(leaves(kept)), memory(kept)
@@ -198,12 +200,17 @@ def examine(sample: Sample) -> Report:
         inside = any(start < other_end and other_start < end for start, end in memory([leaf]) for other_start, other_end in taken)
         if inside and not any(same(leaf, other) for other in held):
             faults.append(f"a result of shape {tuple(getattr(leaf, 'shape', ()))} lies in an argument's memory and is not that argument")
-    first = image(result)
-    if image(_run(sample, given if not donated else sample.make())) != first:
-        faults.append("a second call gave another result")
-    if image(_run(sample, sample.make())) != first:
-        faults.append("a call on equal arguments gave another result")
+    first = image((result, lent if sample.donated else ()))  # a kernel may give all that it gives through what was donated
+    for again, words in ((given if not donated else sample.make(), "a second call"), (sample.make(), "a call on equal arguments")):
+        outcome = _run(sample, again)
+        if image((outcome, _kept(function, again, donated)[1] if sample.donated else ())) != first:
+            faults.append(f"{words} gave another result")
     return Report(result, faults)
+
+
+def promised(function: Any) -> set[str]:
+    """The arguments that a docstring names in a sentence with DONATES."""
+    return {name for sentence in re.findall(r"DONATES ([^.]*)\.", bare(function).__doc__ or "") for name in re.findall(r"``(\w+)``", sentence)}
 
 
 def _kept(function: Any, given: Call, donated: Set[str]) -> tuple[Any, Any]:
@@ -266,7 +273,7 @@ def methods(cls: type) -> Iterator[Any]:
 
 # A decorator of classes and a context manager are no functions of values; they are looked at through these.
 STAND_INS = types.MappingProxyType({name_of(pytree.checking): put_while_checking, name_of(pytree.state()): declared})
-SAMPLES = [*purity_samples.samples(), *purity_samples_engine.samples()]
+SAMPLES = [*purity_samples.samples(), *purity_samples_engine.samples(), *purity_samples_kernels.samples()]
 
 
 def missing(wanted: Iterator[Any], samples: Sequence[Sample]) -> list[str]:
@@ -395,6 +402,31 @@ def test_the_checker_finds_what_is_impure(monkeypatch: pytest.MonkeyPatch, funct
     faults = examine(Sample(function, lambda: call(copy.deepcopy(pool), [1.0, 2.0, 2.0, 2.0]))).faults
     for fault in (CHANGED, INSIDE, AGAIN):
         assert any(fault in line for line in faults) == (fault in found), faults
+
+
+def fills(pool: Tensor, amount: list[float]) -> None:
+    """Fills a pool. DONATES ``pool``."""
+    pool.fill_(amount[0])
+
+
+def fills_by_chance(pool: Tensor, amount: list[float]) -> None:
+    """Fills a pool. DONATES ``pool``."""
+    pool.fill_(float(torch.rand(())))
+
+
+@pytest.mark.parametrize(
+    ("function", "donated", "found"),
+    [
+        (fills, ("pool",), ""),
+        (fills, (), CHANGED),
+        (fills, ("pool", "amount"), "does not say DONATES ``amount``"),
+        (writes, ("pool",), "does not say DONATES ``pool``"),
+        (fills_by_chance, ("pool",), AGAIN),
+    ],
+)
+def test_what_a_sample_says_is_donated_is_promised(function: Callable[..., Any], donated: tuple[str, ...], found: str) -> None:
+    faults = examine(Sample(function, lambda: call(torch.ones(2), [2.0]), donated=donated)).faults
+    assert any(found in line for line in faults) if found else faults == []
 
 
 def test_a_public_function_without_a_sample_is_missed() -> None:

@@ -44,6 +44,7 @@ UNCAST = {
     "paged_attention_triton: tl.load(starts + sequence)": "whole numbers",
     "paged_attention_triton: tl.load(starts + sequence + 1, mask=inside, other=0)": "whole numbers",
     "paged_attention_triton: tl.load(contexts + sequence, mask=inside, other=0)": "whole numbers",
+    "paged_attention_triton: tl.load(counts + sequence, mask=inside, other=0)": "whole numbers",
 }
 
 Kinds = dict[str, str]

@@ -4,28 +4,27 @@ Captured steps are a value that is made once and handed to ``step`` beside the m
 what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs. The tokens are decided by the
 same rules from the same random words either way; the logits may differ in their last bits, as they do with the number of rows.
 
-On a GPU the whole step is one graph. On a CPU only what follows the model is compiled: the products decide what a pass costs there, and a compiler
-has nothing to gain on them (docs/engine.md has the figures).
+On a GPU the whole step is one graph, in which a row of padding costs as good as nothing. On a CPU every row costs: the model runs as it does without
+graphs, over the rows that there are, what follows it is compiled (laws, decisions, log-probabilities), and a pass that would fill its bucket by
+less than half takes none.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
 
 from specdec_fn.engine.capture import capture
-from specdec_fn.engine.decode import Batch, Decided, Knobs, decided, decode, scored
-from specdec_fn.engine.forward import PassError, wanted
+from specdec_fn.engine.decode import Batch, Knobs, decided, decode
+from specdec_fn.engine.forward import PassError, forwarded, wanted
 from specdec_fn.engine.propose import Proposal
 from specdec_fn.engine.running import no_law, settled
-from specdec_fn.engine.state import EngineState
+from specdec_fn.engine.state import EngineState, clone
 from specdec_fn.engine.verify import Judgement
-from specdec_fn.kv import store as stores
 from specdec_fn.kv.layout import layout
-from specdec_fn.kv.store import Store
 from specdec_fn.kv.table import Table, pages_for
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
@@ -37,6 +36,8 @@ from specdec_fn.speculate.ragged import Races, Words, words
 from specdec_fn.typing import Tensor
 
 __all__ = ["Bucket", "Graphs", "decoded", "fitting", "graphs", "packed"]
+
+FILL = 0.5  # on a CPU; what is padded costs as much as what is not
 
 
 class Bucket(NamedTuple):
@@ -61,10 +62,14 @@ class Graphs(NamedTuple):
     """Captured steps by bucket, smallest first.
 
     Attributes:
-        steps: for each bucket the function from the pool and a batch to both again.
+        steps: for each bucket the function from the pool and a batch to the pool and what was decided; or from logits and a batch to that.
+        whole: the model is part of them.
+        fill: a pass takes a bucket if its rows are at least this share of the bucket's; the rest goes without.
     """
 
-    steps: Mapping[Bucket, Callable[[Store, Batch], tuple[Store, Decided]]]
+    steps: Mapping[Bucket, Callable[[Any, Batch], Any]]
+    whole: bool = False
+    fill: float = 0.0
 
 
 def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graphs:
@@ -93,21 +98,15 @@ def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graph
             known = [name for name in verifiers.all if not verifiers.all[name].trees or name in ("greedy", "coupled")]
             raise ValueError(f"the verifier is {bucket.verifier!r}; expected one of {', '.join(known)}")
         made[bucket] = _captured(model, state, bucket)
-    return Graphs(MappingProxyType(made))
+    return Graphs(MappingProxyType(made), state.store.keys.is_cuda, 0.0 if state.store.keys.is_cuda else FILL)
 
 
-def _captured(model: Model, state: EngineState, bucket: Bucket) -> Callable[[Store, Batch], tuple[Store, Decided]]:
+def _captured(model: Model, state: EngineState, bucket: Bucket) -> Callable[[Any, Batch], Any]:
     verifier, idle = verifiers.all[bucket.verifier], packed(state, [], bucket)  # all of it is padding: it writes nothing
-    if parameter(model).device.type == "cuda":
+    if state.store.keys.is_cuda:
         return capture(lambda pool, batch: decode(model, verifier, pool, batch), state.store, idle, donated=(0,))
     rows = torch.zeros(bucket.sequences * bucket.rows, state.sizes.vocab_size, dtype=parameter(model).dtype)
-    tail = capture(lambda logits, batch: decided(verifier, logits, batch), rows, idle)
-
-    def step(pool: Store, batch: Batch) -> tuple[Store, Decided]:
-        pool, logits = scored(model, pool, batch)
-        return pool, tail(logits, batch)
-
-    return step
+    return capture(lambda logits, batch: decided(verifier, logits, batch), rows, idle)
 
 
 def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -> Bucket | None:
@@ -128,7 +127,10 @@ def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -
     pages = max(pages_for(end, page_size=state.config.page_size) for end in ends)
     shape = len(proposals), rows, pages
     rule, kind = rules.pop(), soft.pop()
+    total = sum(len(_drafted(one)) + 1 for one in proposals)
     for bucket in graphs.steps:
+        if total < graphs.fill * bucket.sequences * bucket.rows:
+            continue
         if verifiers.all[bucket.verifier] is rule and (bucket.soft == kind or not drafts) and all(map(int.__le__, shape, bucket[:3])):
             return bucket
     return None
@@ -215,26 +217,42 @@ def _laws(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> 
 
 
 @donates("state")
-def decoded(graphs: Graphs, bucket: Bucket, state: EngineState, proposals: Sequence[Proposal]) -> tuple[EngineState, list[Judgement]]:
+def decoded(model: Model, graphs: Graphs, bucket: Bucket, state: EngineState, proposals: Sequence[Proposal]) -> tuple[EngineState, list[Judgement]]:
     """Runs a pass through the captured step of a bucket. DONATES the pool of keys and values.
 
     Raises:
         PassError: whatever the step raised, with the state before the pass.
 
-    >>> decoded(Graphs({}), Bucket(1, 1, 1), None, [])
+    >>> decoded(None, Graphs({}), Bucket(1, 1, 1), None, [])
     (None, [])
     """
     if not proposals:
         return state, []
-    pool = stores.clone(state.store) if enforced() else state.store  # where donation is enforced, the state of a failed pass keeps its own
+    batch, step = packed(state, proposals, bucket), graphs.steps[bucket]
+    spare = clone(state) if enforced() else state  # where donation is enforced, the state of a failed pass keeps what it has
     try:
         with torch.no_grad():
-            pool, found = graphs.steps[bucket](pool, packed(state, proposals, bucket))
+            if graphs.whole:
+                pool, found = step(spare.store, batch)
+                after = dataclasses.replace(spare, store=pool)
+            else:
+                after, logits = forwarded(model, spare, proposals)
+                found = step(_padded(logits, bucket), batch)
+    except PassError as error:
+        raise PassError(str(error), state) from error.__cause__
     except Exception as error:
         raise PassError(f"the captured step failed with {type(error).__name__}: {error}", state) from error
     tokens, accepted, logprobs = found.verdict.tokens.tolist(), found.verdict.accepted.tolist(), found.logprobs.tolist()
     judgements = [_judged(one, *row) for one, row in zip(proposals, zip(tokens, accepted, logprobs, strict=True), strict=False)]
-    return dataclasses.replace(state, store=pool), judgements
+    return after, judgements
+
+
+def _padded(logits: Sequence[Tensor], bucket: Bucket) -> Tensor:
+    """The logits of a pass in the rows of a bucket."""
+    rows = torch.zeros(bucket.sequences, bucket.rows, logits[0].shape[1], dtype=logits[0].dtype)
+    for place, own in enumerate(logits):
+        rows[place, : own.shape[0]] = own
+    return rows.flatten(0, 1)
 
 
 def _judged(one: Proposal, tokens: list[int], accepted: int, logprobs: list[float]) -> Judgement:

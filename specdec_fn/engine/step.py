@@ -52,7 +52,7 @@ def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> t
     state, proposals = proposed(state, plan)
     bucket = None if graphs is None else fitting(graphs, state, proposals)
     if graphs is not None and bucket is not None:
-        state, judgements = decoded(graphs, bucket, state, proposals)
+        state, judgements = decoded(model, graphs, bucket, state, proposals)
     else:
         state, logits = forwarded(model, state, proposals)
         judgements = verified(state, proposals, logits)

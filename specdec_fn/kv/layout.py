@@ -127,14 +127,14 @@ def attend(layout: Layout, *, page_size: int, impl: str = "auto") -> Attend:
 
 def _with_kernels(layout: Layout) -> Attend:
     batch, rows = layout.lengths.shape[0], layout.rows
-    starts = torch.arange(0, (batch + 1) * rows, rows, device=layout.slots.device)
+    starts = torch.arange(0, (batch + 1) * rows, rows, dtype=torch.int32, device=layout.slots.device)
+    table, lengths, counts = (part.to(torch.int32) for part in layout[:3])  # once a pass, and not in every layer
 
     @donates("kv")
     def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
         own = slice(layer * kv.pages, (layer + 1) * kv.pages)  # a view: the table need not be moved for each layer
         keys, values = paged_write(kv.keys[own], kv.values[own], key.contiguous(), value.contiguous(), layout.slots, impl="triton", trusted=True)
-        whose = (layout.pages, starts, layout.lengths)
-        out = paged_attention(query.contiguous(), keys, values, *whose, query_count=layout.counts, impl="triton", trusted=True)
+        out = paged_attention(query.contiguous(), keys, values, table, starts, lengths, query_count=counts, impl="triton", trusted=True)
         return out, kv
 
     return paged

@@ -17,6 +17,7 @@ from torch.linalg import vector_norm
 from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.models.config import LLAMA_FAMILY, Config
+from specdec_fn.models.fused import steps
 from specdec_fn.models.model import Attend, Forward, Model
 from specdec_fn.models.product import product, tiled
 from specdec_fn.models.rope import attention_factor, frequencies, rotate, rotation
@@ -148,7 +149,8 @@ def model(config: Config, params: Params) -> Model:
         return torch.full((), value, dtype=wide, device=params.norm.device)
 
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
-    static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, Rowwise(product, norm, rotate, gate, rotation))
+    plain = Rowwise(product, *steps(config)) if params.norm.is_cuda else Rowwise(product, norm, rotate, gate, rotation)
+    static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, plain)
     apart = static._replace(rowwise=Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation)))
     return Model(config, params, **_forward(static)._asdict(), invariant=_forward(apart))
 

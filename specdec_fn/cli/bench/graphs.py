@@ -17,7 +17,7 @@ WAYS = ("eager", "captured")
 def graphs(
     model: o.ModelName = "smollm2-135m",
     batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Requests that share a pass; may be repeated; else 1 and 16.")] = None,
-    proposer: o.ProposerName = "ngram",
+    proposer: o.ProposerName = "none",
     k: o.K = 5,
     temperature: o.Temperature = 1.0,
     max_tokens: o.MaxTokens = 96,
@@ -80,7 +80,8 @@ def _round(
     for way in WAYS:
         state = engine_for(target, requests, tokenizer, prefix_cache=False)
         start = time.perf_counter()
-        buckets = [Bucket(batch, 1, pages), Bucket(batch, k + 1, pages)] if way == "captured" else []
+        rows = range(1, 2 if proposer == "none" else k + 2)
+        buckets = [Bucket(batch, count, pages) for count in rows] if way == "captured" else []
         made = graphs(target, state, buckets)
         took = time.perf_counter() - start
         services[way] = Service(target, state, [requests], graphs=made)
