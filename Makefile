@@ -8,7 +8,7 @@ WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(8, len(os.sched_getaffinit
 # Shapes and types of every call are checked while the tests run, by an import hook; the sources carry no decorator.
 SHAPES := specdec_fn.speculate,specdec_fn.kv,specdec_fn.models,specdec_kernels,beartype.beartype
 
-.PHONY: demo test check deep mutate clean
+.PHONY: demo test check kernels deep mutate clean
 
 demo: $(VENV)/.core ## set up and run the main job
 	@$(BIN)/specdec demo
@@ -25,6 +25,9 @@ check: $(VENV)/.tools ## style, types, imports go down only, no __init__.py in a
 	  if [ -e $$root/__init__.py ]; then echo "$$root/__init__.py must not exist: $$root/ is no package"; exit 1; fi; done
 	@long=$$(git ls-files '*.py' | grep -v '^property_tests/' | xargs wc -l | awk '$$2 != "total" && $$1 > 400'); \
 	  if [ -n "$$long" ]; then echo "rooms over 400 lines:"; echo "$$long"; exit 1; fi
+
+kernels: $(VENV)/.tools ## every kernel compiled ahead of time for four targets, held to kernels/compiled.json
+	@$(BIN)/python -m specdec_kernels.ahead --check --jobs $(WORKERS)
 
 deep: $(VENV)/.tools ## the long proofs and the deep property tests
 	@HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n $(WORKERS) --doctest-modules
