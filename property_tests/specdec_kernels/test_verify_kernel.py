@@ -11,8 +11,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
-from triton.runtime import interpreter
 
 from specdec_fn.random import key, key_data, split
 from specdec_fn.speculate import Draft, Race, Tape, Verdict, batched, verifiers
@@ -90,19 +88,6 @@ def agree(case: Case, fenced: Callable[[torch.Tensor], torch.Tensor], rule: str,
     verdict = case.wanted(rule)
     assert tokens.tolist() == verdict.tokens.tolist()
     assert accepted.tolist() == verdict.accepted.tolist()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch) -> None:
-    """Device functions called from a kernel make triton's interpreter patch its language anew, at half a millisecond each; once is enough."""
-
-    def call(self, *args, **kwargs):
-        languages = [value for value in self.fn.__globals__.values() if value is tl or value is tl.core]
-        if any(tl.core.is_builtin(language.arange) for language in languages):
-            interpreter._patch_lang(self.fn)
-        return self.rewrite()(*args, **kwargs)
-
-    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
 
 
 @pytest.fixture(autouse=True)
