@@ -9,8 +9,10 @@ import platform
 import statistics
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,20 +92,24 @@ class Best:
 
 
 def machine(*, rehearse: bool, quick: bool, seconds: float) -> Machine:
-    """Takes the device, or says in one sentence why it cannot."""
-    if not rehearse and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU; expected one with CUDA, or --rehearse, which runs tiny sizes on a CPU and measures nothing")
+    """Takes the device."""
     device = torch.device("cpu" if rehearse else "cuda")
     size = 64 if rehearse else max(256 << 20, 4 * torch.cuda.get_device_properties(0).L2_cache_size)
     flush = torch.empty(size, dtype=torch.uint8, device=device)
     return Machine(device, rehearse, quick, 1 if rehearse else 10 if quick else 20, time.monotonic(), seconds, flush)
 
 
-def facts(at: Machine) -> dict[str, Any]:
-    """What the device is called and has."""
+def facts(at: Machine, root: Path) -> dict[str, Any]:
+    """What the device is called and has, and what runs on it.
+
+    Args:
+        root: the repository.
+    """
     import triton
 
-    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    found: dict[str, Any] = {"specdec_fn": project["version"], **_commit(root)}
+    found |= {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     if at.rehearse:
         return {"device": "a rehearsal on a CPU", **found}
     properties = torch.cuda.get_device_properties(0)
@@ -117,6 +123,15 @@ def facts(at: Machine) -> dict[str, Any]:
         "driver": _driver(),
     }
     return found
+
+
+def _commit(root: Path) -> dict[str, str]:
+    """The commit, marked where files differ from it; nothing in a copy without a history, or without git."""
+    question = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return {"commit": subprocess.run(question, capture_output=True, text=True, timeout=20, check=True).stdout.strip()}
+    except (OSError, subprocess.SubprocessError):
+        return {}
 
 
 def _driver() -> str:

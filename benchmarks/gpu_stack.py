@@ -83,7 +83,7 @@ def five_for_one(at: Machine, best: Best, made: Stack, report: Report, share: fl
     config = made.model.config
     table = Table(
         f"A pass of K + 1 rows: {config.layers} layers, width {config.width}, heads {config.heads}/{config.kv_heads} of {config.head_dim}, "
-        f"ffn {config.ffn}, bf16, context {made.context}, as a CUDA graph",
+        f"ffn {config.ffn}, bf16, context {made.context}, {'launched by Python' if at.rehearse else 'as a CUDA graph'}",
         ("batch", "K", "rows", "ms", "ratio to 1 row", "share of byte bound", "roofline ms", "predicted ratio"),
     )
     report.tables["pass"] = table

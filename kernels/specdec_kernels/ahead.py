@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write and options.only:
         return _refuse("--write with --only would leave the other rows out of the table; expected one of the two")
     if find_spec("triton") is None:
-        return _refuse("triton is not installed; install it with pip install 'specdec_fn[gpu]'")
+        return _refuse("triton is not installed; pip install triton (3.7 or 3.8)")
     triton = _version()
     try:
         kept = parsed(options.table.read_text("utf-8")) if options.check else None

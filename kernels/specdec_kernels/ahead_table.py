@@ -1,8 +1,9 @@
 """The table of what each compiled kernel takes of a target, kept in the repository as ``kernels/compiled.json``, and the budget above it.
 
 One row for each kernel, configuration and target, one line a row, sorted, so that a change of a kernel is a change of its lines. A row fails
-outright where a register is spilled or the shared memory is more than the target has. Otherwise it is held to its row in the table, with
-room above it: 10 % and 8 registers, 10 % and 1,024 bytes of shared memory. That lets a kernel be edited, and stops one that has grown.
+outright where a register is spilled to memory or the shared memory is more than the target has. Otherwise it is held to its row in the table,
+with room above it: 10 % and 8 registers, 10 % and 1,024 bytes of shared memory. Scalar registers that an AMD target keeps in lanes of vector
+registers touch no memory: they are counted by themselves, with the room of registers. That lets a kernel be edited, and stops one that has grown.
 """
 
 import json
@@ -110,8 +111,6 @@ def judged(rows: Sequence[Row], table: Sequence[Row] | None, *, whole: bool = Tr
     for row in rows:
         if row.spilled:
             said.append(f"{row.label} spills {row.spilled} bytes; expected 0")
-        if row.scalars:
-            said.append(f"{row.label} spills {row.scalars} scalar registers to lanes of vector registers; expected 0")
         if row.shared > SHARED_LIMIT[row.target]:
             said.append(f"{row.label} takes {row.shared} bytes of shared memory; the target has {SHARED_LIMIT[row.target]}")
     if table is None:
@@ -138,6 +137,7 @@ def _grown(row: Row, kept: Row) -> list[str]:
         )
     for what, now, before, more in (
         ("registers", row.registers, kept.registers, MORE_REGISTERS),
+        ("scalar registers in lanes of vector registers", row.scalars, kept.scalars, MORE_REGISTERS),
         ("bytes of shared memory", row.shared, kept.shared, MORE_SHARED),
     ):
         most = int(before * (1 + GROWTH)) + more
@@ -156,7 +156,7 @@ def shown(rows: Iterable[Row]) -> str:
     rows = list(rows)
     targets = [target for target in SHARED_LIMIT if any(row.target == target for row in rows)]
     lines = [("registers / bytes spilled / KiB shared", "warps", *targets)]
-    cells = {row.key: f"{row.registers} / {row.spilled + 4 * row.scalars} / {row.shared / 1024:.3g}" for row in rows}
+    cells = {row.key: f"{row.registers} / {row.spilled} / {row.shared / 1024:.3g}" for row in rows}
     for room, name, warps in sorted({(row.room, row.name, row.warps) for row in rows}):
         lines.append((name, str(warps), *(cells.get((room, name, target), "-") for target in targets)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

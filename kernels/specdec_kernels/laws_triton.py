@@ -11,6 +11,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from specdec_kernels.dispatch import chosen
 from specdec_kernels.truncation_triton import kept, law_of, scores
 from specdec_kernels.variant import Variant
 
@@ -82,7 +83,7 @@ def laws(
 
     Raises:
         TypeError: a tensor of another dtype.
-        ValueError: a shape that does not fit.
+        ValueError: a shape that does not fit; tensors on several devices, or on a CPU in a process that does not interpret kernels.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> logits = torch.tensor([[0.3, 0.1, 0.1, 0.5]]).log()
@@ -116,6 +117,7 @@ def checked(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, m
             raise TypeError(f"{name} is {control.dtype}; expected {kinds[0]} or {kinds[1]}")
         if control.shape != logits.shape[:1]:
             raise ValueError(f"{name} has shape {list(control.shape)}; expected one value for each of the {logits.shape[0]} rows of logits")
+    chosen("triton", logits, temperature, top_k, top_p, min_p)
     whole = logits if logits.stride(1) == 1 else logits.contiguous()
     wide = (torch.int64 if name == "top_k" else torch.float64 for name, _ in controls)
     return whole, tuple(control.to(dtype).contiguous() for (_, control), dtype in zip(controls, wide, strict=True))

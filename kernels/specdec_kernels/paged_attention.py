@@ -36,17 +36,21 @@ def paged_attention(
     """Attends from every query row to the keys of its sequence that it sees: softmax(scale * q @ k.T) @ v, with sums in float32 or wider.
 
     Row t of sequence b is row t - query_start[b] of the last query_start[b + 1] - query_start[b] positions of its context (or of the last
-    query_count[b]; the rows behind those are padding and give 0). Nothing is read of a
-    slot past the context, of a page that no sequence needs, or of a table entry past the need. All shapes inside follow from the shapes of the
-    arguments: the reference can be traced, the kernel captured.
+    query_count[b]; the rows behind those are padding and give 0). Nothing is read of a slot past the context, of a page that no sequence needs, or
+    of a table entry past the need. Within the context values must be finite: one that is not spoils rows of its sequence that do not see it, too
+    (0 times NaN). All shapes inside follow from the shapes of the arguments: the reference can be traced, the kernel captured.
 
     Invariant: a row's bits depend on its query, on the keys it sees and on the keys before them, and on nothing else: not on the batch, the
     number of query rows, the page size, where pages lie, or the width of the table. Keys are summed in tiles of one size from position 0, and in
     the kernel in stretches of one length. The promise holds within one implementation, dtype, head size and grouping, on one machine.
 
+    A pool or query whose first number does not lie at a multiple of 16 bytes (a view into a larger tensor; torch's own tensors always do) gets
+    another build of the kernel, slower, which the ahead-of-time gate has not compiled.
+
     Args:
         query: [T, H, D], float32, float16 or bfloat16 (the reference also takes float64).
-        key_pages: [N, page, HK, D], the whole pool of all layers, contiguous; HK divides H, and head h reads key head h // (H / HK).
+        key_pages: [N, page, HK, D], the whole pool of all layers, contiguous: not [N, HK, page, D], and not keys and values in one. HK divides H,
+            and head h reads key head h // (H / HK).
         value_pages: the same for values.
         block_table: int32 or int64[B, max_pages], the pages of each sequence in order, as rows of the pool; -1 pads.
         query_start: int32 or int64[B + 1], from 0, ascending; rows at and past query_start[B] are padding and give 0.
@@ -119,7 +123,9 @@ Own = tuple[Tensor, Tensor] | None  # rows of the mask, and the positions of the
 def _sums(asked: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, context: Tensor, position: Tensor, own: Own) -> Tensor:
     """Attention of some rows, each over all the pages in its row of the table."""
     places = torch.arange(table.shape[1] * key_pages.shape[1], device=table.device)
-    keys, values = (_laid(pool[table.clamp(min=0)].flatten(1, 2), places < context[:, None], asked.dtype) for pool in (key_pages, value_pages))
+    keys, values = (
+        _laid(pool[table.clamp(0, pool.shape[0] - 1)].flatten(1, 2), places < context[:, None], asked.dtype) for pool in (key_pages, value_pages)
+    )
     visible = _visible(places, context, position, own)[:, None, None]
     scores = torch.einsum("rkgd,rskd->rkgs", asked, keys).masked_fill(~visible, float("-inf"))
     peak = scores.amax(-1, keepdim=True)
@@ -134,7 +140,7 @@ def _sums_in_tiles(asked: Tensor, key_pages: Tensor, value_pages: Tensor, table:
     total, gathered = torch.zeros_like(peak), torch.zeros_like(asked)
     for begin in range(0, table.shape[1] * page, TILE):
         places = torch.arange(begin, begin + TILE, device=table.device)
-        numbers = table[:, (places // page).clamp(max=table.shape[1] - 1)].clamp(min=0)
+        numbers = table[:, (places // page).clamp(max=table.shape[1] - 1)].clamp(0, key_pages.shape[0] - 1)
         slots = numbers * page + places % page
         filled = places < context[:, None]
         keys, values = (_laid(pool.view(-1, *pool.shape[2:])[slots], filled, asked.dtype) for pool in (key_pages, value_pages))
@@ -194,7 +200,7 @@ def _check_shapes(
     own: Tensor | None,
 ) -> None:
     pools = f"{list(key_pages.shape)} and {list(value_pages.shape)}"
-    if query.ndim != 3:
+    if query.ndim != 3 or not query.shape[2]:
         raise ValueError(f"query is {list(query.shape)}; expected [rows, heads, head size]")
     if key_pages.ndim != 4 or key_pages.shape != value_pages.shape or key_pages.shape[3] != query.shape[2]:
         raise ValueError(f"key_pages and value_pages are {pools}; expected [pages, page size, kv heads, {query.shape[2]}] twice")

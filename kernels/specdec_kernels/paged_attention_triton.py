@@ -32,7 +32,7 @@ JOINED = 16  # stretches that are joined at once
 @triton.jit
 @no_type_check
 def _place(tile, starts, counts, contexts, tokens, batch, each):
-    """Of a tile: its sequence, its first row there, the sequence's first row, its query rows, the rows up to the next one, its context."""
+    """The sequence of a tile, the tile's first row within it, the sequence's first row, its rows, and its context."""
     low = 0
     high = batch + 1
     while low < high:  # the last sequence whose first tile is not past this one
@@ -44,12 +44,11 @@ def _place(tile, starts, counts, contexts, tokens, batch, each):
     sequence = low - 1
     start = tl.load(starts + sequence)
     inside = sequence < batch
-    end = tl.load(starts + sequence + 1, mask=inside, other=0)
-    end = tl.where(inside, end, tokens)
-    context = tl.load(contexts + sequence, mask=inside, other=0)
     count = tl.load(counts + sequence, mask=inside, other=0)
+    count = tl.where(inside, count, tokens - start)
+    context = tl.load(contexts + sequence, mask=inside, other=0)
     first = (tile - (start // each + sequence)) * each
-    return sequence, first, start, count, end - start, context
+    return sequence, first, start, count, context
 
 
 @triton.jit
@@ -76,8 +75,8 @@ def _attend(
     split = tl.program_id(2)
     head = units * 16
     each = ROWS // share
-    sequence, first, start, count, room, context = _place(tl.program_id(0) + first_tile, starts, counts, contexts, tokens, batch, each)
-    if first >= room:
+    sequence, first, start, count, context = _place(tl.program_id(0) + first_tile, starts, counts, contexts, tokens, batch, each)
+    if first >= count:
         return
 
     limit = context if MASKED else tl.minimum(context, context - count + first + each)
@@ -91,7 +90,6 @@ def _attend(
     line = tl.arange(0, ROWS)
     row = first + line // share
     live = (row < count) & (line < each * share)
-    written = (row < room) & (line < each * share)  # rows of padding are 0
     inner = tl.arange(0, PADDED)
     wide = (inner < head)[None, :]
     query_head = part * share + line % share
@@ -141,7 +139,7 @@ def _attend(
     else:
         mean = gathered / tl.where(total > 0, total, 1.0)[:, None]
         mean = tl.where((total == 0)[:, None], 0.0, mean)
-        tl.store(out + places, narrowed(mean, out.dtype.element_ty), mask=written[:, None] & wide)
+        tl.store(out + places, narrowed(mean, out.dtype.element_ty), mask=live[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=PLACES)
@@ -156,9 +154,9 @@ def _join(
     part = tl.program_id(0) % heads
     line = tl.program_id(1)
     each = rows // share
-    _, first, start, count, room, context = _place(tile + first_tile, starts, counts, contexts, tokens, batch, each)
+    _, first, start, count, context = _place(tile + first_tile, starts, counts, contexts, tokens, batch, each)
     row = first + line // share
-    if (row >= room) | (line >= each * share):
+    if (row >= count) | (line >= each * share):
         return
 
     limit = tl.where(masked > 0, context, tl.minimum(context, context - count + first + each))
@@ -332,7 +330,8 @@ def paged_attention_triton(
     table, starts, contexts = (tensor.to(torch.int32).contiguous() for tensor in (block_table, query_start, context_len))
     counts = starts.diff() if query_count is None else query_count.to(torch.int32).contiguous()
     seen = None if mask is None else mask.contiguous().view(torch.uint8)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    make = torch.empty if query_count is None else torch.zeros  # no program comes to the rows of padding between sequences
+    out = make(query.shape, dtype=query.dtype, device=query.device)
     launch(out, query.contiguous(), key_pages, value_pages, table, starts, counts, contexts, mask=seen, scale=scale, invariant=invariant)
     return out
 
@@ -351,7 +350,7 @@ def launch(
     scale: float,
     invariant: bool,
 ) -> None:
-    """Writes every row of ``out``, in place. DONATES ``out``.
+    """Writes the rows of ``out`` that are somebody's, in place, and zeros behind the last sequence. DONATES ``out``.
 
     Args:
         out: [T, H, D], contiguous.

@@ -70,6 +70,8 @@ def paged_write(
     some = kept.any()
     target = torch.where(kept, slots, torch.where(some, slots.index_select(0, first), 0)).to(torch.int64)
     for pool, rows in ((key_pages, key), (value_pages, value)):
+        if pool.dtype.itemsize == 1:  # torch moves no numbers of 8 bits that are fractions
+            pool, rows = pool.view(torch.uint8), rows.view(torch.uint8)
         flat = pool.view(-1, *pool.shape[2:])
         again = torch.where(some, rows.index_select(0, first), flat[:1])
         flat.index_copy_(0, target, torch.where(kept[:, None, None], rows, again))
@@ -103,8 +105,8 @@ def copy_pages(
     """
     way = chosen(impl, key_pages, value_pages, sources, targets)
     _check_pools(key_pages, value_pages)
-    if layers < 1 or key_pages.shape[0] % layers:
-        raise ValueError(f"layers is {layers}; expected at least 1, a divisor of the {key_pages.shape[0]} pages of the pool")
+    if type(layers) is not int or layers < 1 or key_pages.shape[0] % layers:
+        raise ValueError(f"layers is {layers!r}; expected at least 1, a divisor of the {key_pages.shape[0]} pages of the pool")
     for name, numbers in (("sources", sources), ("targets", targets)):
         _check_numbers(name, numbers)
     if sources.shape != targets.shape:
@@ -127,6 +129,7 @@ def copy_pages(
         return key_pages, value_pages
     for pool in (key_pages, value_pages):
         layered = pool.view(layers, pages, *pool.shape[1:])
+        layered = layered.view(torch.uint8) if pool.dtype.itemsize == 1 else layered
         layered.index_copy_(1, targets.to(torch.int64), layered.index_select(1, sources.to(torch.int64)))
     return key_pages, value_pages
 
@@ -152,6 +155,8 @@ def _check_pools(key_pages: Tensor, value_pages: Tensor) -> None:
         raise ValueError(f"key_pages and value_pages are {shapes}; expected [pages, page size, heads, head size] twice")
     if key_pages.dtype is not value_pages.dtype:
         raise ValueError(f"key_pages is {key_pages.dtype} and value_pages is {value_pages.dtype}; expected one dtype")
+    if key_pages.dtype.is_complex:
+        raise ValueError(f"key_pages is {key_pages.dtype}; expected numbers of 8 to 64 bits")
     for name, pool in (("key_pages", key_pages), ("value_pages", value_pages)):
         if not pool.is_contiguous():
             raise ValueError(f"{name} has strides {list(pool.stride())}; expected a contiguous pool")

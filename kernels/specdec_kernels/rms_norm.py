@@ -4,7 +4,7 @@ About fifteen elementwise launches a layer of about 2 microseconds each, in 32 l
 bfloat16, nearly a quarter of a captured pass of one row; ``rms_norm``, ``rope`` and ``gate`` put three launches in their place.
 """
 
-import math
+import sys
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
             raise ValueError(f"{name} is {tensor.dtype}; expected the dtype of x, {x.dtype}")
     if x.dtype not in DTYPES and (way == "triton" or x.dtype is not torch.float64):
         raise ValueError(f"x is {x.dtype}; expected float32, float16 or bfloat16")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps is {eps}; expected a finite number of at least 0")
+    if not (isinstance(eps, float | int) and 0 <= eps <= sys.float_info.max):
+        raise ValueError(f"eps is {eps!r:.40}; expected a finite number of at least 0")
     if way == "triton":
         from specdec_kernels.rms_norm_triton import rms_norm_triton
 

@@ -45,8 +45,8 @@ def rope(rows: Tensor, cos: Tensor, sin: Tensor, *, heads: int, impl: str = "aut
             raise ValueError(f"{name} is {list(angle.shape)}; expected [T, D/2], here {[rows.shape[0], half]}")
         if angle.dtype is not cos.dtype or angle.dtype not in (rows.dtype, torch.float32):
             raise ValueError(f"{name} is {angle.dtype}; expected {rows.dtype}, the dtype of rows, or torch.float32, cos and sin alike")
-    if not 0 <= heads <= rows.shape[1]:
-        raise ValueError(f"heads is {heads}; expected 0 to {rows.shape[1]}, the heads of rows")
+    if type(heads) is not int or not 0 <= heads <= rows.shape[1]:
+        raise ValueError(f"heads is {heads!r}; expected 0 to {rows.shape[1]}, the heads of rows")
     if rows.dtype not in DTYPES and (way == "triton" or rows.dtype is not torch.float64):
         raise ValueError(f"rows is {rows.dtype}; expected float32, float16 or bfloat16")
     if way == "triton":

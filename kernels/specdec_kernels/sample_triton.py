@@ -12,6 +12,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from specdec_kernels.dispatch import chosen
 from specdec_kernels.laws_triton import BLOCK, GRAIN, STORED, WARPS, checked, unit_of
 from specdec_kernels.truncation_triton import kept, law_of, scores
 from specdec_kernels.variant import Variant
@@ -84,7 +85,8 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
 
     Raises:
         TypeError: a tensor of another dtype.
-        ValueError: a shape that does not fit; a vocabulary over 512 blocks.
+        ValueError: a shape that does not fit; a vocabulary over 512 blocks; tensors on several devices, or on a CPU in a process that does not
+            interpret kernels.
 
     >>> one = torch.ones(2, dtype=torch.float64)
     >>> logits = torch.tensor([[0.3, 0.1, 0.1, 0.5]]).log().expand(2, 4)
@@ -97,6 +99,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
         raise TypeError(f"words is {words.dtype}; expected torch.int64")
     if words.shape != (rows,):
         raise ValueError(f"words has shape {list(words.shape)}; expected one word for each of the {rows} rows of logits")
+    chosen("triton", logits, words)
     if vocab > block * BLOCKS:
         raise ValueError(f"logits has a vocabulary of {vocab} tokens; expected at most {block * BLOCKS}")
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.dispatch import chosen
 from specdec_kernels.variant import Variant
 
 __all__ = ["threefry2x32", "variants"]
@@ -78,6 +79,7 @@ def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> 
 
     Raises:
         TypeError: a tensor that is not int64.
+        ValueError: tensors on several devices, or on a CPU in a process that does not interpret kernels.
 
     >>> zero = torch.zeros(1, dtype=torch.int64)
     >>> [hex(int(word)) for word in threefry2x32(zero, zero, zero, zero)]
@@ -87,6 +89,7 @@ def threefry2x32(key0: Tensor, key1: Tensor, count0: Tensor, count1: Tensor) -> 
     for name, words in zip(("key0", "key1", "count0", "count1"), given, strict=True):
         if words.dtype is not torch.int64:
             raise TypeError(f"{name} has dtype {words.dtype}; expected int64")
+    chosen("triton", *given)
     spread = [words.contiguous() for words in torch.broadcast_tensors(*given)]
     out = torch.empty_like(spread[0]), torch.empty_like(spread[0])
     count = out[0].numel()

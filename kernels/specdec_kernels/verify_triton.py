@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from specdec_kernels import verify_choice_triton, verify_draw_triton
+from specdec_kernels.dispatch import chosen
 from specdec_kernels.verify_draw_triton import BLOCK, MANY, ROWS
 
 __all__ = ["MAX_DRAFT", "MAX_VOCAB", "verify"]
@@ -39,9 +40,9 @@ def verify(
     Args:
         rule: "token", "block", "coupled" or "greedy".
         target_probs: float32 or float64 [B, K + 1, V], K at most 31 and V at most 524,288; row 0 the law after the context, row i + 1 after node i.
-        tokens: int64 [B, K], the drafted ids.
+        tokens: int64 [B, K], the drafted ids; one outside the vocabulary is rejected, and nothing is read for it.
         probs: [B, K, V], dtype of ``target_probs``, the laws that the tokens were drawn from; None for one-hot. coupled and greedy read none.
-        length: int64 [B], in [0, K]: nodes at or past it are padding.
+        length: int64 [B], in [0, K]: nodes at or past it are padding. A length outside is taken as the nearer end.
         accept: int64 [B, K], random words, for token and block.
         final: int64 [B], random words, for token and block.
         noise: float64 [B, K + 1, V], exponential numbers, for coupled; or, instead,
@@ -54,7 +55,8 @@ def verify(
 
     Raises:
         TypeError: a tensor of another dtype.
-        ValueError: another rule, shapes that do not fit, randomness that the rule needs and lacks, tensors on several devices.
+        ValueError: another rule, shapes that do not fit, randomness that the rule needs and lacks, tensors on several devices,
+            or on a CPU in a process that does not interpret kernels.
 
     >>> p = torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
     >>> q = torch.tensor([[[0.5, 0.5]]])
@@ -64,6 +66,7 @@ def verify(
     """
     given = {"accept": accept, "final": final, "noise": noise, "keys": keys, "position": position}
     _check(rule, target_probs, tokens, probs, length, given)
+    chosen("triton", target_probs)
     (batch, rows, vocab), k = target_probs.shape, tokens.shape[1]
     out = (
         allocated((batch, rows), dtype=torch.int64, device=tokens.device),

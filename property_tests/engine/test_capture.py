@@ -14,6 +14,7 @@ from specdec_fn.kv import store
 from specdec_fn.kv.layout import layout
 from specdec_fn.kv.table import Table
 from specdec_fn.models import llama, toy
+from specdec_fn.pytree import state
 from specdec_fn.random import key, split
 from specdec_fn.speculate import Draft, verifiers
 from specdec_fn.speculate.ragged import races, words
@@ -57,6 +58,43 @@ def test_results_are_those_of_the_step_and_own_their_memory() -> None:
 def test_what_does_not_fit_is_refused_and_compiles_nothing(arguments: tuple[Any, ...], says: str, small: Any) -> None:
     with pytest.raises(ValueError, match=says):
         small(*arguments)
+
+
+def test_however_a_tensor_lies_it_is_the_same_step() -> None:
+    """Strides, gradients, inference mode and shared memory compile nothing new; results share nothing with arguments."""
+    run = capture(lambda a, b: (a.view(-1), a * 2 + b.sum()), torch.ones(4, 4), torch.ones(4, 4))
+    before = dict(torch._dynamo.utils.counters["stats"])
+    square = torch.arange(16.0).view(4, 4)
+    with torch.inference_mode():
+        inferred = square + 0
+    ways = [square, square.T, torch.arange(64.0).view(8, 8)[::2, ::2], torch.ones(4, 1).expand(4, 4), square.clone().requires_grad_(), inferred]
+    for one in ways:
+        with torch.inference_mode(one is inferred):
+            flat, sums = run(one, one)
+        assert torch.equal(flat, one.detach().reshape(-1))
+        assert torch.allclose(sums, one.detach() * 2 + one.detach().sum())
+        assert flat.untyped_storage().data_ptr() != one.untyped_storage().data_ptr()
+    assert dict(torch._dynamo.utils.counters["stats"]) == before
+
+
+def test_another_kind_of_tree_in_the_process_changes_nothing(small: Any) -> None:
+    @state()
+    class Box:
+        content: Tensor
+
+    assert small(torch.ones(2), 2).tolist() == [2, 2]
+    assert Box(torch.ones(1)).content.item() == 1
+
+
+def test_a_process_that_has_changed_is_named(small: Any) -> None:
+    kept = torch.get_num_threads()
+    try:
+        torch.set_num_threads(kept + 1)
+        with pytest.raises(ValueError, match="the process is not as it was when the step was captured"):
+            small(torch.zeros(2), 2)
+    finally:
+        torch.set_num_threads(kept)
+    assert small(torch.ones(2), 2).tolist() == [2, 2]
 
 
 @pytest.fixture(scope="module")

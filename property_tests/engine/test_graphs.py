@@ -11,6 +11,7 @@ from specdec_fn.engine import Config, EngineState, Request, clone, init, run, st
 from specdec_fn.engine.decode import decode
 from specdec_fn.engine.forward import PassError
 from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs, packed
+from specdec_fn.engine.identity import identity
 from specdec_fn.engine.propose import proposed
 from specdec_fn.engine.step import planned
 from specdec_fn.models import toy
@@ -38,7 +39,7 @@ SOFT = Proposer("soft", lambda prompt: (), lawful)
 @pytest.fixture(scope="module")
 def captured() -> Graphs:
     buckets = [
-        Bucket(2, 4, 8, "token"),
+        Bucket(2, 4, 8, "token", cuts=False),
         Bucket(4, 4, 16, "token"),
         Bucket(4, 4, 16, "token", True),
         Bucket(4, 4, 16, "coupled"),
@@ -73,9 +74,10 @@ def watched(graphs: Graphs) -> tuple[Graphs, list[Bucket]]:
 def test_tokens_are_those_without_graphs(captured: Graphs, proposer: Any, rule: str) -> None:
     """Whatever the batch, the drafts and the bucket; log-probabilities too, and the counts."""
     seen, ran = watched(captured)
-    _, plain = run(MODEL, begun(proposer, rule))
-    _, quick = run(MODEL, begun(proposer, rule), graphs=seen)
+    before, plain = run(MODEL, begun(proposer, rule))
+    after, quick = run(MODEL, begun(proposer, rule), graphs=seen)
     assert len(ran) > 3 or (proposer is SOFT and rule != "token")
+    assert (after.counters.captured, before.counters.captured) == (len(ran), 0)
     for number, one in plain.items():
         other = quick[number]
         assert other.tokens == one.tokens
@@ -88,7 +90,11 @@ def test_a_pass_takes_the_smallest_bucket_it_fits(captured: Graphs) -> None:
     seen, ran = watched(captured)
     state = begun("ngram", "token")
     run(MODEL, state, graphs=seen)
-    assert {bucket.sequences for bucket in ran} == {2, 4}
+    plain = init(MODEL, CONFIG)
+    for place, line in enumerate(LINES[:2]):
+        plain, _ = submit(plain, Request(line, 5, seed=place, proposer="ngram"))
+    run(MODEL, plain, graphs=seen)
+    assert {(bucket.sequences, bucket.cuts) for bucket in ran} == {(2, False), (4, True)}
 
 
 def test_a_pass_that_would_be_mostly_padding_takes_no_bucket(captured: Graphs) -> None:
@@ -195,7 +201,7 @@ def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
     def whole(pool: Any, batch: Any) -> Any:
         return decode(MODEL, verifiers[rule], pool, batch)
 
-    steps = Graphs({Bucket(4, 4, 16, rule, soft): whole for soft in (False, True)}, whole=True)
+    steps = Graphs({Bucket(4, 4, 16, rule, soft): whole for soft in (False, True)}, whole=True, model=identity(MODEL))
     seen, ran = watched(steps)
     _, plain = run(MODEL, begun(proposer, rule))
     _, padded = run(MODEL, begun(proposer, rule), graphs=seen)
@@ -206,7 +212,10 @@ def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
 @pytest.mark.parametrize(
     ("bucket", "says"),
     [
-        (Bucket(0, 1, 1), "expected at least 1 sequence, row and page"),
+        (Bucket(0, 1, 1), "sequences of .* is 0; expected 1 to 4"),
+        (Bucket(5, 1, 1), "sequences of .* is 5; expected 1 to 4"),
+        (Bucket(1, 65, 1), "rows of .* is 65; expected 1 to 64"),
+        (Bucket(1, 1, 17), "pages of .* is 17; expected 1 to 16"),
         (Bucket(1, 1, 1, "tree"), "the verifier is 'tree'; expected one of "),
         (Bucket(1, 1, 1, "nobody"), "the verifier is 'nobody'"),
     ],
@@ -214,6 +223,36 @@ def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
 def test_what_cannot_be_captured_is_refused(bucket: Bucket, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         graphs(MODEL, init(MODEL, CONFIG), [bucket])
+
+
+def test_graphs_of_another_model_are_refused() -> None:
+    """A whole step has its parameters in it."""
+    steps = Graphs({Bucket(4, 4, 16): lambda pool, batch: decode(MODEL, verifiers["token"], pool, batch)}, whole=True, model=identity(MODEL))
+    other = toy.llama(key(6), vocab_size=VOCAB, context=64)
+    state, _ = submit(init(other, CONFIG), Request((1, 2), 9, seed=1))
+    state, _ = step(other, state, graphs=steps)
+    with pytest.raises(ValueError, match="captured with another model's parameters"):
+        step(other, state, graphs=steps)
+
+
+def test_whole_steps_are_left_out_where_pools_move() -> None:
+    def wrong(pool: Any, batch: Any) -> Any:
+        raise AssertionError("a graph was run on a pool that had moved")
+
+    steps = Graphs({Bucket(4, 4, 16): wrong}, whole=True, model=identity(MODEL))
+    with checking():
+        _, done = run(MODEL, begun("none", "token"), graphs=steps)
+    assert {number: one.tokens for number, one in done.items()} == {
+        number: one.tokens for number, one in run(MODEL, begun("none", "token"))[1].items()
+    }
+
+
+def test_what_is_no_bucket_and_no_graphs_is_named() -> None:
+    state = init(MODEL, CONFIG)
+    with pytest.raises(TypeError, match="expected Bucket"):
+        graphs(MODEL, state, [(1, 1, 1)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"expected what engine\.graphs\.graphs gives"):
+        step(MODEL, state, graphs=[Bucket(1, 1, 1)])  # type: ignore[arg-type]
 
 
 def test_no_second_compilation(captured: Graphs) -> None:
@@ -225,4 +264,6 @@ def test_no_second_compilation(captured: Graphs) -> None:
         for place in range(count):
             state, _ = submit(state, Request(LINES[place][: 2 + place], 9, CONTROLS[place], seed=place, proposer="ngram"))
         run(MODEL, state, graphs=captured)
+        with torch.inference_mode():
+            run(MODEL, begun("ngram", "token"), graphs=captured)
     assert dict(counters["stats"]) == before

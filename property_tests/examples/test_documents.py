@@ -48,6 +48,37 @@ def test_the_readme_is_one_page_and_names_real_files():
         assert (ROOT / path).exists(), path
 
 
+def test_the_page_on_kernels_attends_and_names_what_to_copy():
+    import torch
+
+    page = ROOT / "kernels" / "README.md"
+    text = page.read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names: dict = {}
+    exec(block, names)
+    query, key, value = (names[name].double() for name in ("query", "key", "value"))
+    k, v = (rows.repeat_interleave(3, 1).transpose(0, 1) for rows in (key, value))
+    scores = (query.transpose(0, 1) @ k.mT / 8).masked_fill(torch.arange(20) > torch.arange(16, 20)[:, None], -torch.inf)
+    torch.testing.assert_close(names["out"].double(), (scores.softmax(-1) @ v).transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+    for path in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / path).exists(), path
+    before: set[str] = set()
+    for lifted, files in re.findall(r"^- `(\w+)`: (.*(?:\n  .*)*)", text, re.M):
+        before = set(re.findall(r"`(\w+)\.py`", files)) | (before if files.startswith("the same, and") else set())
+        assert before == _imported({lifted}), lifted
+
+
+def _imported(rooms: set[str]) -> set[str]:
+    """All that some rooms of the kernels import, and the kernels beside them."""
+    folder = ROOT / "kernels" / "specdec_kernels"
+    source = "\n".join((folder / f"{room}.py").read_text("utf-8") for room in rooms)
+    found = set(re.findall(r"^ *from specdec_kernels\.(\w+) import", source, re.M))
+    for line in re.findall(r"^ *from specdec_kernels import (.*)", source, re.M):
+        found |= set(line.split(", "))
+    return rooms if found <= rooms else _imported(rooms | found)
+
+
 def test_the_claims_that_the_page_on_exactness_quotes_are_claims_of_that_level():
     from specdec_proofs import claims
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec_fn import random
 from specdec_fn.engine import EngineState, Request, capture, decode, running
+from specdec_fn.engine.identity import identity
 from specdec_fn.engine.propose import Proposal, proposed
 from specdec_fn.engine.step import planned
 from specdec_fn.kv import store
@@ -345,7 +346,7 @@ def eager(bucket: Any, *, whole: bool = True) -> Any:
     """The steps of a bucket without a capture."""
     rule = verifiers[bucket.verifier]
     if whole:
-        return graphs.Graphs({bucket: lambda pool, given: decode.decode(MODEL, rule, pool, given)}, True)
+        return graphs.Graphs({bucket: lambda pool, given: decode.decode(MODEL, rule, pool, given)}, True, model=identity(MODEL))
     return graphs.Graphs({bucket: lambda logits, given: decode.decided(rule, logits, given)})
 
 

@@ -49,7 +49,7 @@ def test_a_row_may_grow_to_its_budget_and_no_further(field: str, most: int) -> N
 
 
 @pytest.mark.parametrize("table", [None, [ROW]])
-@pytest.mark.parametrize(("field", "value"), [("spilled", 8), ("scalars", 1), ("shared", SHARED_LIMIT["sm_90"] + 1)])
+@pytest.mark.parametrize(("field", "value"), [("spilled", 8), ("shared", SHARED_LIMIT["sm_90"] + 1)])
 def test_a_spill_and_more_memory_than_there_is_fail_whatever_the_table_says(field: str, value: int, table: list[Row] | None) -> None:
     row = ROW._replace(**{field: value})
     (sentence,) = judged([row], None if table is None else [row])

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,18 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
 def test_a_rehearsal_passes_and_says_that_it_is_one(rehearsal: tuple[subprocess.CompletedProcess[str], dict]) -> None:
     done, found = rehearsal
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[0] == "This is a rehearsal on a CPU, with tiny sizes and interpreted kernels: no figure of it means anything."
+    assert done.stdout.splitlines()[:2] == [
+        "This is a rehearsal on a CPU, with tiny sizes and interpreted kernels: no figure of it means anything.",
+        "It captures no graph and judges no target.",
+    ]
     assert found["rehearsal"] is True
     assert found["faults"] == []
     assert found["left_out"] == []
     assert found["figures"] == []  # nothing that the project promises is measured here
+    assert "as a CUDA graph" not in done.stdout
+    project = tomllib.loads((SCRIPT.parents[1] / "pyproject.toml").read_text())["project"]
+    assert found["device"]["specdec_fn"] == project["version"]
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found["device"].get("commit", "0" * 40))
 
 
 def test_every_part_has_rows_and_every_kernel_is_checked(rehearsal: tuple[subprocess.CompletedProcess[str], dict]) -> None:
@@ -50,6 +59,10 @@ def test_every_part_has_rows_and_every_kernel_is_checked(rehearsal: tuple[subpro
         assert table["title"] in done.stdout
     checked = " ".join(row["kernel"] for row in found["tables"]["checks"]["rows"])
     rooms = {path.stem.removesuffix("_triton") for path in (SCRIPT.parents[1] / "kernels" / "specdec_kernels").glob("*_triton.py")}
+    page = (SCRIPT.parents[1] / "docs" / "gpu.md").read_text()
+    for name, start in re.findall(r"^\| \*\*(?:`(\w+)`: )?(.+?)\*\* \|", page, re.M):
+        assert found["tables"][name]["title"].startswith(start) if name else start == "What the project promises"
+    assert set(re.findall(r"\*\*`(\w+)`: ", page)) == set(found["tables"])
     parts = {"arrival", "draw", "truncation", "verify_choice", "verify_draw"}  # of kernels in other rooms
     missing = {room for room in rooms - parts if room not in checked}
     assert missing == set()
@@ -80,5 +93,35 @@ def test_a_wrong_kernel_and_a_time_that_is_up_fail() -> None:
 
 def test_a_machine_without_a_gpu_is_told_so() -> None:
     done = run()
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip() == ("torch sees no GPU; expected one with CUDA, or --rehearse, which runs tiny sizes on a CPU and measures nothing")
+
+
+BARE = """
+import runpy, sys
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "triton" else found(name, *rest)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_machine_without_triton_is_told_so() -> None:
+    done = run("--rehearse", program=BARE)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "triton is not installed; expected torch and triton: pip install triton (3.7 or 3.8)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rehearse", "--json", "/nowhere/at/all.json"), "--json is /nowhere/at/all.json; expected a file in a folder that is there"),
+        (("--rehearse", "--json", str(SCRIPT.parent)), "; expected a file in a folder that is there"),
+        (("--rehearse", "--seconds", "nan"), "--seconds is nan; expected more than 0"),
+    ],
+)
+def test_a_bad_option_is_refused_before_anything_runs(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""

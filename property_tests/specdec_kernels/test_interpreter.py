@@ -4,7 +4,11 @@ Some versions compute on the bits of bfloat16, ignore a scalar mask or ``other=0
 remains: half types are cast at the load, and rounded on their bits at the store (``rows_triton.narrowed``).
 """
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +146,31 @@ def test_an_offset_is_as_wide_as_it_is_cast_to() -> None:
     table = torch.tensor([70_000], dtype=torch.int32)
     _indirect[(1,)](table, out, 70_000, N=4)
     assert out.tolist() == [70_000**2 + i for i in range(4)], WRONG
+
+
+PLAIN = """
+import torch
+from specdec_kernels import laws_triton, sample_triton, threefry_triton, verify_triton
+one, word = torch.ones(1), torch.zeros(1, 1, dtype=torch.int64)
+row = torch.zeros(1, 4), one, word[0], one, 0 * one
+law = torch.ones(1, 2, 4)
+for call in (
+    lambda: verify_triton.verify("token", law, word, None, word[0], accept=word, final=word[0]),
+    lambda: laws_triton.laws(*row),
+    lambda: sample_triton.sample(*row, word[0]),
+    lambda: threefry_triton.threefry2x32(word, word, word, word),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_launchers_say_what_is_missing_where_kernels_are_not_interpreted() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "kernels")
+    done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, timeout=120, env=environment)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    assert all(line.startswith("impl is 'triton', and the tensors are on the cpu; expected tensors on a GPU") for line in lines)

@@ -42,7 +42,6 @@ UNCAST = {
     "arrival_triton: tl.load(pointer, mask=mask, other=other, cache_modifier='.cg')": "sums in float64 and whole numbers",
     "paged_attention_triton: tl.load(starts + middle)": "whole numbers",
     "paged_attention_triton: tl.load(starts + sequence)": "whole numbers",
-    "paged_attention_triton: tl.load(starts + sequence + 1, mask=inside, other=0)": "whole numbers",
     "paged_attention_triton: tl.load(contexts + sequence, mask=inside, other=0)": "whole numbers",
     "paged_attention_triton: tl.load(counts + sequence, mask=inside, other=0)": "whole numbers",
 }

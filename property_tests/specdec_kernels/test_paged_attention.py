@@ -410,7 +410,7 @@ def wrong() -> list[tuple[str, dict[str, Any], str]]:
         ("table type", {"block_table": table.float()}, "block_table is torch.float32"),
         ("table axes", {"block_table": table[0]}, "block_table is"),
         ("starts", {"query_start": starts[:2]}, "query_start, context_len and query_count have 2, 2, 2"),
-        ("lengths", {"context_len": lengths[:1]}, "query_start and context_len have 3 and 1"),
+        ("lengths", {"context_len": lengths[:1]}, "query_start, context_len and query_count have 3, 1, 1"),
         ("mask type", {"mask": made.mask.int()}, "mask is torch.int32"),
         ("mask rows", {"mask": made.mask[:2]}, "mask is torch.bool of shape"),
         ("mask columns", {"mask": made.mask[:, :1]}, "mask has 1 columns"),

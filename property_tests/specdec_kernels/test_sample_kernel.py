@@ -170,6 +170,17 @@ def test_exact_cells_of_the_draw(row):
     assert all(abs(volume - share) <= 1e-14 for volume, share in zip(volumes, law.tolist(), strict=True))
 
 
+def test_a_uniform_on_an_edge_draws_the_token_behind_it():
+    """Sixteen equal tokens, whose edges are uniforms: u = j / 16 draws token j, over blocks of four; of the last ten, u = 0 draws the first."""
+    words = torch.tensor([(step << 60) - ((step >= 8) << 64) for step in range(16)])
+    many = [control.expand(16).contiguous() for control in controls([(1.0, 0, 1.0, 0.0)])]
+    assert sample_triton.sample(torch.zeros(16, 16), *many, words, block=4).tolist() == list(range(16))
+    logits = torch.zeros(1, 16)
+    logits[0, :6] = -INF
+    one = [control[:1] for control in many]
+    assert sample_triton.sample(logits, *one, words[:1], block=4).tolist() == [6]
+
+
 def test_variants_are_what_is_launched():
     made = [*laws_triton.variants(), *sample_triton.variants()]
     assert len({variant.name for variant in made}) == len(made) == 18
@@ -187,6 +198,10 @@ def test_no_rows():
 def test_what_is_refused():
     one = controls([(1.0, 0, 1.0, 0.0)])
     logits, words = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="the tensors are on cpu and meta; expected one device"):
+        sample_triton.sample(logits, *one, words.to("meta"))
+    with pytest.raises(ValueError, match="the tensors are on cpu and meta; expected one device"):
+        laws_triton.laws(logits.to("meta"), *one)
     for bad, kind, match in (
         (torch.zeros(4), ValueError, "logits has shape"),
         (torch.zeros(1, 0), ValueError, "logits has shape"),

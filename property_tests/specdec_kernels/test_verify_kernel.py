@@ -100,6 +100,20 @@ def poisoned(fenced, monkeypatch) -> None:
     monkeypatch.setattr(verify_triton, "allocated", empty)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_uniform_on_an_edge_draws_the_token_behind_it(rule) -> None:
+    """2,048 equal tokens over two blocks, whose edges are uniforms: u = j / 2048 draws token j; with the first block empty, token 1024 at u = 0."""
+    edges = [0, 1, 1023, 1024, 1025, 2047]
+    words = torch.tensor([(edge << 53) - ((edge >= 1024) << 64) for edge in edges])
+    laws = torch.full((len(edges), 1, 2048), 1 / 2048, dtype=torch.float64)
+    nothing = torch.zeros(len(edges), 0, dtype=torch.int64)
+    assert verify(rule, laws, nothing, None, torch.zeros_like(words), accept=nothing, final=words)[0][:, 0].tolist() == edges
+    half = torch.zeros(1, 1, 2048, dtype=torch.float64)
+    half[..., 1024:] = 1 / 1024
+    one = torch.zeros(1, dtype=torch.int64)
+    assert verify(rule, half, nothing[:1], None, one, accept=nothing[:1], final=one)[0].tolist() == [[1024]]
+
+
 @pytest.mark.parametrize("soft", [True, False])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_fifty_rows_have_decide_s_tokens(rule, soft, fenced) -> None:
@@ -299,3 +313,20 @@ def test_every_launch_is_a_variant_that_the_gate_compiles() -> None:
         for dtype in (torch.float32, torch.float64):
             assert verify_draw_triton.variant("block", dtype, vocab, soft=True).name in names
             assert verify_choice_triton.variant("coupled", dtype, vocab, keyed=True).name in names
+
+
+@pytest.mark.parametrize(
+    ("rule", "soft"), [("token", True), ("token", False), ("block", True), ("block", False), ("coupled", False), ("greedy", False)]
+)
+@pytest.mark.parametrize("bad", [-7, 5, 2**40])
+def test_an_id_outside_the_vocabulary_is_rejected_and_looked_up_nowhere(rule, soft, bad) -> None:
+    """It has no probability in p, nor in q, so what is emitted is drawn from what p has over q; far reads would end the process."""
+    p = torch.tensor([[[0.1, 0.2, 0.3, 0.4, 0.0], [0.2] * 5]])
+    q = torch.tensor([[[0.1, 0.4, 0.3, 0.2, 0.0]]])
+    word = torch.tensor([[2**61]])  # a uniform of 1/8
+    named = {"accept": word, "final": word[0]} if rule in ("token", "block") else {"noise": torch.ones(1, 2, 5, dtype=torch.float64)}
+    tokens, accepted = verify(rule, p, torch.tensor([[bad]]), q if soft else None, torch.tensor([1]), **({} if rule == "greedy" else named))
+    assert accepted.tolist() == [0]
+    # max(p - q, 0) is all on 3, the choice of the other two rules; behind a one-hot draft of no id all of p is left, and 1/8 of it falls on 1.
+    expected = 3 if rule in ("coupled", "greedy") or soft else 1
+    assert tokens.tolist() == [[expected, -1]]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
@@ -122,12 +123,31 @@ def test_bad_input_is_refused() -> None:
         decide_all(token, drawn, p[:, 0], draft)
     with pytest.raises(TypeError, match=r"probs has dtype torch.float64; expected torch.float32"):
         decide_all(token, drawn, p.float(), draft)
-    with pytest.raises(ValueError, match=r"tokens has shape \[4, 3\]; expected \[4, 2\]"):
+    with pytest.raises(ValueError, match="target_probs has 3 rows; expected 4, one more than the 3 drafted tokens"):
         decide_all(token, drawn, p[:, :K], draft)
+    with pytest.raises(ValueError, match=r"tokens has shape \[3, 3\]; expected \[4, 3\]"):
+        decide_all(token, drawn, p, draft._replace(tokens=draft.tokens[:3]))
+    with pytest.raises(TypeError, match=r"length has dtype torch.int16; expected torch.int64"):
+        decide_all(token, drawn, p, draft._replace(length=draft.length.to(torch.int16)))
+    with pytest.raises(
+        (TypeError, TypeCheckError), match=r"the verifier is 'token'; expected a Verifier, such as verifiers\['token'\]|Type-check error"
+    ):
+        decide_all("token", drawn, p, draft)
     with pytest.raises(ValueError, match=r"final has shape \[3\]; expected \[4\]"):
         decide_all(token, drawn._replace(final=drawn.final[:3]), p, draft)
     with pytest.raises(ValueError, match="impl is 'cuda'; expected 'auto', 'torch' or 'triton'"):
         decide_all(token, drawn, p, draft, impl="cuda")
+
+
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+@pytest.mark.parametrize("name", WITH_KERNEL)
+def test_narrow_integers_and_lengths_outside_are_taken(name, impl) -> None:
+    p, draft, keys, position = batch(torch.float32, seed=3)
+    drawn = drawn_for(name, keys, position)
+    narrow = draft._replace(tokens=draft.tokens.to(torch.int32), length=draft.length.to(torch.int32))
+    same(decide_all(verifiers[name], drawn, p, narrow, impl=impl), decide_all(verifiers[name], drawn, p, draft, impl=impl))
+    outside = draft._replace(length=torch.tensor([K + 9, -5, 2, K + 1]))  # where the lengths are 3, 0, 2 and 3
+    same(decide_all(verifiers[name], drawn, p, outside, impl=impl), decide_all(verifiers[name], drawn, p, draft, impl=impl))
 
 
 @pytest.mark.parametrize("name", [*WITH_KERNEL, "typical", "k_seq"])

@@ -32,8 +32,9 @@ def capture(step: Callable[..., Any], *example: Any, donated: Sequence[int] = ()
             given the same storage as the example.
 
     Returns:
-        a function of the same arguments with the same results. It raises ValueError where an argument has another structure, shape, dtype,
-        device or constant, or where a donated one lies elsewhere.
+        a function of the same arguments with the same results, which own their memory. It raises ValueError where an argument has another
+        structure, shape, dtype, device or constant, where a donated one lies elsewhere, and where the compiled code no longer holds (another
+        number of threads, say).
 
     Raises:
         ValueError: no tensor in the example, or tensors on several devices; ``donated`` names no argument.
@@ -53,7 +54,7 @@ def capture(step: Callable[..., Any], *example: Any, donated: Sequence[int] = ()
         raise ValueError(f"the example has tensors on {sorted(map(str, devices)) or 'no device'}; expected at least one tensor, all on one device")
     if any(not 0 <= place < len(example) for place in donated):
         raise ValueError(f"donated is {list(donated)}; expected places of the {len(example)} arguments")
-    run = _graphed(step, example, donated) if devices.pop().type == "cuda" else _compiled(step, example)
+    run = _graphed(step, example, donated) if devices.pop().type == "cuda" else _compiled(step, example, donated)
     specs = [_spec(argument) for argument in example]
 
     def captured(*arguments: Any) -> Any:
@@ -94,6 +95,10 @@ def traced(step: Callable[..., Any], *example: Any) -> torch.export.ExportedProg
     return torch.export.export(_Step(step), tuple(example), strict=False)
 
 
+class _Place:
+    """Where a tensor was in a tree."""
+
+
 class _Step(torch.nn.Module):
     """``torch.export`` takes modules only."""
 
@@ -105,17 +110,53 @@ class _Step(torch.nn.Module):
         return self.step(*arguments)
 
 
-def _compiled(step: Callable[..., Any], example: Sequence[Any]) -> Callable[..., Any]:
-    # A module of its own for each capture: compiled functions that share their code share the limit of how often it may be compiled.
-    with torch.no_grad():
-        run = torch.compile(traced(step, *example).module(), fullgraph=True, dynamic=False)
-        run(*example)
+def _compiled(step: Callable[..., Any], example: Sequence[Any], donated: Sequence[int]) -> Callable[..., Any]:
+    with torch.inference_mode(False), torch.no_grad():
+        own = _plain(example, donated)
+        made: list[Any] = []
+
+        def flat(*leaves: Tensor) -> list[Tensor]:
+            out = step(*_with(own, leaves))
+            made[:] = [torch_pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, Tensor) else leaf, out)]
+            return _tensors(out)
+
+        # A module of its own for each capture: compiled functions that share their code share the limit of how often it may be compiled. Its
+        # arguments are bare tensors: to take trees apart inside would tie it to every kind of tree that the process knows.
+        module = traced(flat, *_tensors(own)).module()
+        module.graph.set_codegen(torch.fx.graph.CodeGen())
+        module.recompile()
+        run = torch.compile(module, fullgraph=True, dynamic=False)
+        run(*_tensors(own))
+        shape = made[0]
 
     def compiled(*arguments: Any) -> Any:
-        with torch.no_grad():
-            return run(*arguments)
+        with torch.inference_mode(False), torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+            given = _plain(arguments, donated)
+            try:
+                out = run(*_tensors(given))
+            except torch._dynamo.exc.RecompileError as error:
+                why = str(error).strip().splitlines()[-1].strip()
+                raise ValueError(f"the process is not as it was when the step was captured ({why}); expected that, or capture it again") from None
+            kept = {leaf.untyped_storage().data_ptr() for place in donated for leaf in _tensors(given[place])}
+            shared = {leaf.untyped_storage().data_ptr() for leaf in _tensors(given)} - kept
+            return _with(shape, [leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf for leaf in out])
 
     return compiled
+
+
+def _plain(arguments: Sequence[Any], donated: Sequence[int]) -> list[Any]:
+    """The arguments as the compiled code knows them: contiguous tensors without history, none of which is another's memory."""
+    seen: set[int] = set()
+
+    def plain(leaf: Tensor) -> Tensor:
+        leaf = leaf.detach()
+        place = leaf.untyped_storage().data_ptr()
+        if leaf.is_inference() or place in seen or not leaf.is_contiguous():
+            leaf = leaf.clone(memory_format=torch.contiguous_format)
+        seen.add(place)
+        return leaf
+
+    return [argument if place in donated else _map(plain, argument) for place, argument in enumerate(arguments)]
 
 
 def _graphed(step: Callable[..., Any], example: Sequence[Any], donated: Sequence[int]) -> Callable[..., Any]:
@@ -146,6 +187,13 @@ def _graphed(step: Callable[..., Any], example: Sequence[Any], donated: Sequence
 
 def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return torch_pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _with(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The tree with other tensors, in their order, where it has tensors or their places."""
+    left = iter(tensors)
+    leaves, structure = torch_pytree.tree_flatten(tree)
+    return torch_pytree.tree_unflatten([next(left) if isinstance(leaf, Tensor | _Place) else leaf for leaf in leaves], structure)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

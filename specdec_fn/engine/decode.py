@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     Attributes:
         tokens: int64 [B, rows], the last committed token of each sequence, then its draft; any id in the rows that are padding.
         positions: int64 [B, rows].
-        layout: where the rows lie.
+        layout: where the rows lie; None for ``decided`` alone.
         draft: [B] drafts of ``rows - 1`` nodes.
         knobs: the controls.
         drawn: the random words of the pass; for ``coupled`` the noise of its races, or on a GPU where that is found.
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
     tokens: Int[Tensor, "batch rows"]
     positions: Int[Tensor, "batch rows"]
-    layout: Layout
+    layout: Layout | None
     draft: Draft
     knobs: Knobs
     drawn: Words | Races | Race
@@ -68,7 +68,7 @@ class Decided(NamedTuple):
 
 
 @donates("store")
-def decode(model: Model, verifier: Verifier, store: Store, batch: Batch, *, impl: str = "auto") -> tuple[Store, Decided]:
+def decode(model: Model, verifier: Verifier, store: Store, batch: Batch, *, cuts: bool = True, impl: str = "auto") -> tuple[Store, Decided]:
     """Runs a pass and decides it. DONATES the pool.
 
     Args:
@@ -76,6 +76,7 @@ def decode(model: Model, verifier: Verifier, store: Store, batch: Batch, *, impl
         verifier: of all sequences.
         store: the pool; rows of padding write nothing.
         batch: the pass.
+        cuts: as in ``decided``.
         impl: "auto", "torch" or "triton", for attention, laws and decisions.
 
     >>> from specdec_fn.kv import store as stores
@@ -94,7 +95,7 @@ def decode(model: Model, verifier: Verifier, store: Store, batch: Batch, *, impl
     tensor([[1, 2]])
     """
     store, logits = scored(model, store, batch, impl=impl)
-    return store, decided(verifier, logits, batch, impl=impl)
+    return store, decided(verifier, logits, batch, cuts=cuts, impl=impl)
 
 
 @donates("store")
@@ -113,18 +114,20 @@ def scored(model: Model, store: Store, batch: Batch, *, impl: str = "auto") -> t
     >>> scored(model, pool, idle)[1].shape
     torch.Size([2, 3])
     """
+    assert batch.layout is not None, "the model's part of a step reads where its rows lie"
     attention = attend(batch.layout, page_size=store.page_size, impl=impl)
     logits, store = model.apply(model.params, batch.tokens.flatten(), batch.positions.flatten(), store, attention)
     return store, logits
 
 
-def decided(verifier: Verifier, logits: Float[Tensor, "tokens vocab"], batch: Batch, *, impl: str = "auto") -> Decided:
+def decided(verifier: Verifier, logits: Float[Tensor, "tokens vocab"], batch: Batch, *, cuts: bool = True, impl: str = "auto") -> Decided:
     """The second half: target laws from logits, the verifier on every draft, log-probabilities of what is emitted.
 
     Args:
         verifier: of all sequences.
         logits: what ``scored`` gave.
         batch: the pass.
+        cuts: False is the caller's word that no sequence has top_k, top_p or min_p, which saves a CPU two sorts of the vocabulary.
         impl: as in ``decode``.
 
     >>> from specdec_fn.speculate import verifiers
@@ -138,7 +141,7 @@ def decided(verifier: Verifier, logits: Float[Tensor, "tokens vocab"], batch: Ba
     count, rows = batch.tokens.shape
     wide = torch.float64 if logits.device.type == "cpu" else torch.float32
     knobs = (knob.repeat_interleave(rows) for knob in batch.knobs)
-    probs = sampling_rows.laws(logits, *knobs, dtype=wide, impl=impl).unflatten(0, (count, rows))
+    probs = sampling_rows.laws(logits, *knobs, dtype=wide, cuts=cuts, impl=impl).unflatten(0, (count, rows))
     draft = batch.draft if batch.draft.probs is None else batch.draft._replace(probs=batch.draft.probs.to(wide))
     verdict = decide_all(verifier, batch.drawn, probs, draft, impl)
     chosen = logits.gather(1, verdict.tokens.clamp(min=0).view(-1, 1)).squeeze(1)

@@ -1,12 +1,13 @@
 """The engine's steps through captured ones: which buckets there are, which passes fit one, and how requests are packed into it.
 
 Captured steps are a value that is made once and handed to ``step`` beside the model. A pass fits where every request in it decodes with nothing but
-what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs. The tokens are decided by the
+what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs
+(``counters.captured`` counts those that fit). The tokens are decided by the
 same rules from the same random words either way; the logits may differ in their last bits, as they do with the number of rows.
 
 On a GPU the whole step is one graph, in which a row of padding costs as good as nothing. On a CPU every row costs: the model runs as it does without
 graphs, over the rows that there are, what follows it is compiled (laws, decisions, log-probabilities), and a pass that would fill its bucket by
-less than half takes none.
+less than half takes none. It is no faster there (``specdec bench graphs``): a CPU has no launches to save.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from specdec_fn.kv.table import Table, pages_for
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
 from specdec_fn.pytree import donates, enforced
-from specdec_fn.random import Key, key_data
+from specdec_fn.random import key_data
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Draft, Race, verifiers
 from specdec_fn.speculate.ragged import Races, Words, words
@@ -45,10 +46,11 @@ class Bucket(NamedTuple):
 
     Attributes:
         sequences: requests that it has room for.
-        rows: rows of each: one more than it can draft.
-        pages: pages of each.
+        rows: rows of each: k + 1.
+        pages: pages of each: its tokens and its draft, by the page size, rounded up.
         verifier: by name.
-        soft: drafts come with the laws that they were drawn from.
+        soft: drafts come with the laws that they were drawn from, as those of a drafting model do.
+        cuts: requests may have top_k, top_p and min_p; without them a CPU need not sort.
     """
 
     sequences: int
@@ -56,6 +58,7 @@ class Bucket(NamedTuple):
     pages: int
     verifier: str = "token"
     soft: bool = False
+    cuts: bool = True
 
 
 class Graphs(NamedTuple):
@@ -65,15 +68,17 @@ class Graphs(NamedTuple):
         steps: for each bucket the function from the pool and a batch to the pool and what was decided; or from logits and a batch to that.
         whole: the model is part of them.
         fill: a pass takes a bucket if its rows are at least this share of the bucket's; the rest goes without.
+        model: the fingerprint of the model that is part of them, if it is.
     """
 
     steps: Mapping[Bucket, Callable[[Any, Batch], Any]]
     whole: bool = False
     fill: float = 0.0
+    model: str = ""
 
 
 def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graphs:
-    """Captures the decode-and-verify step of an engine for some shapes. This takes seconds for each.
+    """Captures the decode-and-verify step of an engine for some shapes. On a CPU a compiler takes some ten seconds to a minute for each.
 
     Args:
         model: the engine's.
@@ -81,7 +86,8 @@ def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graph
         buckets: the shapes. A pass takes the smallest that it fits in.
 
     Raises:
-        ValueError: a bucket that is out of range, an unknown verifier, or one that takes other randomness than a tape or a race.
+        TypeError: no Bucket.
+        ValueError: a bucket that no pass of this engine can need, an unknown verifier, or one of trees.
 
     >>> from specdec_fn.engine.request import Config
     >>> from specdec_fn.engine.state import init
@@ -90,23 +96,32 @@ def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graph
     >>> list(graphs(model, init(model, Config()), []).steps)
     []
     """
-    made = {}
-    for bucket in sorted(set(buckets), key=lambda one: (one.sequences * one.rows, one.pages, one)):
-        if min(bucket.sequences, bucket.rows, bucket.pages) < 1:
-            raise ValueError(f"the bucket is {bucket}; expected at least 1 sequence, row and page")
+    asked, made, config = list(buckets), {}, state.config
+    if wrong := [one for one in asked if not isinstance(one, Bucket)]:
+        raise TypeError(f"received {wrong[0]!r:.80} among the buckets; expected Bucket(sequences, rows, pages)")
+    pages = min(config.num_pages, pages_for(state.sizes.context, page_size=config.page_size))
+    for bucket in sorted(set(asked), key=lambda one: (one.sequences * one.rows, one.pages, one)):
+        for name, most in (("sequences", config.max_batch), ("rows", state.sizes.context), ("pages", pages)):
+            if type(getattr(bucket, name)) is not int or not 1 <= getattr(bucket, name) <= most:
+                raise ValueError(f"{name} of {bucket} is {getattr(bucket, name)!r}; expected 1 to {most}, the most that this engine can need")
         if bucket.verifier not in verifiers.all or (verifiers.all[bucket.verifier].trees and bucket.verifier not in ("greedy", "coupled")):
             known = [name for name in verifiers.all if not verifiers.all[name].trees or name in ("greedy", "coupled")]
             raise ValueError(f"the verifier is {bucket.verifier!r}; expected one of {', '.join(known)}")
         made[bucket] = _captured(model, state, bucket)
-    return Graphs(MappingProxyType(made), state.store.keys.is_cuda, 0.0 if state.store.keys.is_cuda else FILL)
+    if state.store.keys.is_cuda:
+        return Graphs(MappingProxyType(made), True, model=state.model)
+    return Graphs(MappingProxyType(made), fill=FILL)
 
 
 def _captured(model: Model, state: EngineState, bucket: Bucket) -> Callable[[Any, Batch], Any]:
-    verifier, idle = verifiers.all[bucket.verifier], packed(state, [], bucket)  # all of it is padding: it writes nothing
+    verifier, idle = (
+        verifiers.all[bucket.verifier],
+        packed(state, [], bucket, whole=state.store.keys.is_cuda),
+    )  # all of it is padding: it writes nothing
     if state.store.keys.is_cuda:
-        return capture(lambda pool, batch: decode(model, verifier, pool, batch), state.store, idle, donated=(0,))
+        return capture(lambda pool, batch: decode(model, verifier, pool, batch, cuts=bucket.cuts), state.store, idle, donated=(0,))
     rows = torch.zeros(bucket.sequences * bucket.rows, state.sizes.vocab_size, dtype=parameter(model).dtype)
-    return capture(lambda logits, batch: decided(verifier, logits, batch), rows, idle)
+    return capture(lambda logits, batch: decided(verifier, logits, batch, cuts=bucket.cuts), rows, idle)
 
 
 def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -> Bucket | None:
@@ -116,6 +131,8 @@ def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -
     True
     """
     if not graphs.steps or not proposals or state.config.invariant or not all(map(_plain, proposals)):
+        return None
+    if graphs.whole and enforced():  # pools then move at every step, and a graph holds for one place
         return None
     rules = {one.record.run.verifier for one in proposals}
     drafts = [one.draft for one in proposals if one.draft is not None and one.draft.tokens.shape[0]]
@@ -128,8 +145,11 @@ def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -
     shape = len(proposals), rows, pages
     rule, kind = rules.pop(), soft.pop()
     total = sum(len(_drafted(one)) + 1 for one in proposals)
+    cuts = any(params.top_k or params.top_p < 1 or params.min_p for params in (one.record.controls.params for one in proposals))
     for bucket in graphs.steps:
         if total < graphs.fill * bucket.sequences * bucket.rows:
+            continue
+        if cuts and not bucket.cuts:
             continue
         if verifiers.all[bucket.verifier] is rule and (bucket.soft == kind or not drafts) and all(map(int.__le__, shape, bucket[:3])):
             return bucket
@@ -151,8 +171,12 @@ def _drafted(one: Proposal) -> list[int]:
     return [] if one.draft is None else one.draft.tokens.tolist()
 
 
-def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Batch:
+def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket, *, whole: bool = True) -> Batch:
     """Lays a pass out in a bucket that it fits in.
+
+    Args:
+        state, proposals, bucket: as ``fitting`` had them.
+        whole: False leaves the layout out, which only the model's part of a step reads.
 
     >>> from specdec_fn.engine.request import Config
     >>> from specdec_fn.engine.state import init
@@ -179,7 +203,9 @@ def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) ->
             sequences=bucket.sequences,
             rows=bucket.rows,
             pages=bucket.pages,
-        ),
+        )
+        if whole
+        else None,
         draft=Draft(
             torch.tensor([*(ids + [-1] * (k - len(ids)) for ids in drafts), *[[-1] * k] * free], dtype=torch.int64).view(bucket.sequences, k),
             _laws(state, proposals, bucket) if bucket.soft else None,
@@ -196,12 +222,13 @@ def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) ->
 def _drawn(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Words | Races | Race:
     """The randomness of a pass, made before it: a compiler would make the words of a key anew for every number that they lead to."""
     runs, free, k = [one.record.run for one in proposals], bucket.sequences - len(proposals), bucket.rows - 1
-    keys = torch.stack([*(key_data(run.key) for run in runs), *[torch.zeros(2, dtype=torch.int64)] * free])
-    base = torch.tensor([*(len(run.tokens) for run in runs), *[1] * free])
     if bucket.verifier != "coupled":
-        return words(Key(keys), k, base)
+        each = [words(run.key, k, len(run.tokens)) for run in runs]  # few words each, which integers make faster than tensors
+        idle = Words(torch.zeros(k, dtype=torch.int64), torch.zeros((), dtype=torch.int64))
+        return Words(*map(torch.stack, zip(*each, *[idle] * free, strict=True)))
     if state.store.keys.is_cuda:
-        return Races(keys, base)
+        keys = torch.stack([*(key_data(run.key) for run in runs), *[torch.zeros(2, dtype=torch.int64)] * free])
+        return Races(keys, torch.tensor([*(len(run.tokens) for run in runs), *[1] * free]))
     noise = torch.ones(bucket.sequences, bucket.rows, state.sizes.vocab_size, dtype=torch.float64)
     for place, run in enumerate(runs):
         noise[place] = run.verifier.tape(run.key, k, state.sizes.vocab_size, position=len(run.tokens)).noise
@@ -228,7 +255,9 @@ def decoded(model: Model, graphs: Graphs, bucket: Bucket, state: EngineState, pr
     """
     if not proposals:
         return state, []
-    batch, step = packed(state, proposals, bucket), graphs.steps[bucket]
+    if graphs.whole and graphs.model != state.model:
+        raise ValueError("the graphs were captured with another model's parameters; expected those of the model that the state was made for")
+    batch, step = packed(state, proposals, bucket, whole=graphs.whole), graphs.steps[bucket]
     spare = clone(state) if enforced() else state  # where donation is enforced, the state of a failed pass keeps what it has
     try:
         with torch.no_grad():
@@ -244,7 +273,7 @@ def decoded(model: Model, graphs: Graphs, bucket: Bucket, state: EngineState, pr
         raise PassError(f"the captured step failed with {type(error).__name__}: {error}", state) from error
     tokens, accepted, logprobs = found.verdict.tokens.tolist(), found.verdict.accepted.tolist(), found.logprobs.tolist()
     judgements = [_judged(one, *row) for one, row in zip(proposals, zip(tokens, accepted, logprobs, strict=True), strict=False)]
-    return after, judgements
+    return dataclasses.replace(after, counters=after.counters._replace(captured=after.counters.captured + 1)), judgements
 
 
 def _padded(logits: Sequence[Tensor], bucket: Bucket) -> Tensor:

@@ -75,6 +75,7 @@ class Counters(NamedTuple):
         preempted: times that a request lost its pages and was computed again.
         prompted, cached: prompt tokens of requests at their first admission, and how many of them the prefix cache had.
         proposed, accepted, emitted: tokens.
+        captured: passes that went through a captured step.
     """
 
     submitted: int = 0
@@ -88,6 +89,7 @@ class Counters(NamedTuple):
     proposed: int = 0
     accepted: int = 0
     emitted: int = 0
+    captured: int = 0
 
 
 @pytree_state(static=("config", "sizes", "tokenizer", "model", "drafters"))

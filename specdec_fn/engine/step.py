@@ -48,6 +48,8 @@ def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> t
     [(0, [1], None)]
     """
     _check(model, state)
+    if graphs is not None and not isinstance(graphs, Graphs):
+        raise TypeError(f"graphs is {graphs!r:.80}; expected what engine.graphs.graphs gives, or None")
     state, plan = planned(state)
     state, proposals = proposed(state, plan)
     bucket = None if graphs is None else fitting(graphs, state, proposals)
@@ -62,6 +64,10 @@ def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> t
 @donates("state")
 def run(model: Model, state: EngineState, steps: int | None = None, *, graphs: Graphs | None = None) -> tuple[EngineState, dict[int, Generation]]:
     """Steps until nothing is left to do, or ``steps`` times. DONATES the pools of keys and values.
+
+    Args:
+        model, state, graphs: as in ``step``.
+        steps: at most so many; None for as many as it takes.
 
     Returns:
         The state, and the generations that ended, by request id.

@@ -24,6 +24,7 @@ def laws(
     min_p: Float[Tensor, "rows"],
     *,
     dtype: torch.dtype = torch.float64,
+    cuts: bool = True,
     impl: str = "auto",
 ) -> Float[Tensor, "rows vocab"]:
     """Turns rows of logits into the probabilities that sampling draws from, as `distribution` does for one row with the same four controls.
@@ -38,6 +39,7 @@ def laws(
         top_p: float64 or float32, in (0, 1]; 1 keeps all. A float32 is taken at its exact value, which may miss the decimal by 3e-8.
         min_p: float64 or float32, in [0, 1]; 0 keeps all.
         dtype: of the result, float32 or float64.
+        cuts: False is the caller's word that top_k, top_p and min_p are off in all rows; the reference then sorts nothing.
         impl: "auto", "torch" or "triton".
 
     Returns:
@@ -60,7 +62,7 @@ def laws(
         from specdec_kernels import laws_triton
 
         return laws_triton.laws(logits, temperature, top_k, top_p, min_p, dtype=dtype)
-    return _laws(logits, temperature, top_k, top_p, min_p).to(dtype)
+    return (_laws(logits, temperature, top_k, top_p, min_p) if cuts else _whole(logits, temperature)).to(dtype)
 
 
 def sample(
@@ -133,6 +135,15 @@ def _laws(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min
     probs = _cut(probs, (probs >= ratio * (1 - SLACK) * probs.amax(-1, keepdim=True)) | (ratio <= 0))
     one_hot = torch.zeros_like(probs).scatter(-1, first, 1.0)
     return torch.where(torch.isfinite(best), torch.where(heat > 0, probs, one_hot), 0.0)
+
+
+def _whole(logits: Tensor, temperature: Tensor) -> Tensor:
+    """float64 laws in which every token stays."""
+    x, heat = logits.to(torch.float64), temperature.to(torch.float64).unsqueeze(-1)
+    best, first = x.amax(-1, keepdim=True), x.argmax(-1, keepdim=True)
+    probs = ((x - best) / torch.where(heat > 0, heat.clamp(min=COLDEST), 1.0)).softmax(-1)
+    one_hot = torch.arange(x.shape[1], device=x.device) == first
+    return torch.where(torch.isfinite(best), torch.where(heat > 0, probs, one_hot.to(torch.float64)), 0.0)
 
 
 def _cut(probs: Tensor, keep: Bool[Tensor, "rows vocab"]) -> Tensor:

@@ -53,13 +53,13 @@ class Races(NamedTuple):
     position: Int[Tensor, "batch"]
 
 
-def words(key: Key, k: int, position: Int[Tensor, "..."]) -> Words:
+def words(key: Key, k: int, position: int | Int[Tensor, "..."]) -> Words:
     """Draws the words of a pass, at the addresses that ``tape`` of a verifier draws at.
 
     Args:
-        key: the requests' keys, an array of B.
+        key: the requests' keys, an array of B; or one key, for words without that axis.
         k: drafted tokens of the pass.
-        position: int64 [B], the base of each pass.
+        position: int64 [B], the base of each pass; or one number.
 
     >>> from specdec_fn.random import key, split
     >>> keys = split(key(1), 2)
@@ -98,16 +98,19 @@ def decide_all(verifier: Verifier, drawn: Words | Races | Race, target_probs: Te
 
     Args:
         verifier: any of ``verifiers``. token, block, coupled and greedy have a kernel, for chains of up to 31 tokens.
-        drawn: what the verifier consumes: ``Words``, or for ``coupled`` ``Races``, or a ``Race`` with noise [B, K + 1, V] in float64.
+        drawn: what the verifier consumes: ``Words``, or for ``coupled`` ``Races``, or a ``Race`` with noise [B, K + 1, V] in float64. ``greedy``
+            takes ``Words`` like the others and reads none of them.
         target_probs: float32 or float64 [B, K + 1, V].
-        draft: every field with a leading axis of B; its nodes at or past ``length[b]`` are padding, whatever they hold.
+        draft: every field with a leading axis of B, integers of 32 or 64 bits; its nodes at or past ``length[b]`` are padding, whatever they
+            hold. A length outside [0, K] is taken as the nearer end. An id outside the vocabulary is never looked up: a kernel rejects it, and
+            on the torch path a rule that indexes by it ends in torch's own index error (on a GPU, an assertion of the device).
         impl: "torch", "triton", or "auto": the kernel where there is one and the tensors are on a GPU.
 
     Returns:
         A verdict of which every field has a leading axis of B.
 
     Raises:
-        TypeError: randomness of the wrong kind, or laws that are no floats of 32 or 64 bits.
+        TypeError: no verifier, randomness of the wrong kind, or laws that are no floats of 32 or 64 bits.
         ValueError: shapes that do not fit, tensors on several devices, or impl="triton" for what has no kernel: another verifier, a tree, a
             longer draft. Values are not looked at: laws and ids are checked where they are made.
 
@@ -118,13 +121,15 @@ def decide_all(verifier: Verifier, drawn: Words | Races | Race, target_probs: Te
             [ 1, -1]])
     """
     _check(verifier, drawn, target_probs, draft)
+    draft = draft._replace(tokens=draft.tokens.to(torch.int64), length=draft.length.to(torch.int64))
     missing = _missing(verifier, target_probs, draft)
     if missing and impl == "triton":
         raise ValueError(f"impl is 'triton', and {missing}; expected impl='torch' or 'auto'")
     way = chosen("torch" if missing and impl == "auto" else impl, target_probs, *drawn, *(field for field in draft if field is not None))
     if way == "triton":
         return _by_kernel(RULES[verifier.decide], drawn, target_probs, draft)
-    wide = draft._replace(probs=None if draft.probs is None else draft.probs.to(torch.float64))
+    length = draft.length.clamp(0, draft.tokens.shape[1])
+    wide = draft._replace(probs=None if draft.probs is None else draft.probs.to(torch.float64), length=length)
     return batched(verifier.decide)(_numbers(drawn, target_probs), target_probs.to(torch.float64), wide)
 
 
@@ -162,6 +167,8 @@ def _missing(verifier: Verifier, target_probs: Tensor, draft: Draft) -> str:
 
 
 def _check(verifier: Verifier, drawn: Words | Races | Race, target: Tensor, draft: Draft) -> None:
+    if not isinstance(verifier, Verifier):
+        raise TypeError(f"the verifier is {verifier!r:.40}; expected a Verifier, such as verifiers['token']")
     wanted = (Races, Race) if verifier.decide is coupled.decide else (Words,)
     if not isinstance(drawn, wanted):
         raise TypeError(f"the randomness is {type(drawn).__name__}; expected {' or '.join(kind.__name__ for kind in wanted)} for {verifier.name}")
@@ -171,6 +178,9 @@ def _check(verifier: Verifier, drawn: Words | Races | Race, target: Tensor, draf
         raise ValueError(f"target_probs has shape {list(target.shape)}; expected [B, K + 1, V]")
     batch, rows, vocab = target.shape
     k = rows - 1
+    drafted = draft.tokens.shape[1] if draft.tokens.dim() == 2 else k
+    if drafted != k:
+        raise ValueError(f"target_probs has {rows} rows; expected {drafted + 1}, one more than the {drafted} drafted tokens")
     shapes: dict[str, tuple[int, ...]] = {
         "tokens": (batch, k),
         "probs": (batch, k, vocab),
@@ -186,7 +196,7 @@ def _check(verifier: Verifier, drawn: Words | Races | Race, target: Tensor, draf
         if value is None:
             continue
         dtype = target.dtype if name == "probs" else torch.float64 if name == "noise" else torch.int64
-        if value.dtype is not dtype:
+        if value.dtype is not dtype and not (name in ("tokens", "length") and value.dtype is torch.int32):
             raise TypeError(f"{name} has dtype {value.dtype}; expected {dtype}")
         if tuple(value.shape) != shapes[name]:
             raise ValueError(f"{name} has shape {list(value.shape)}; expected {list(shapes[name])}")

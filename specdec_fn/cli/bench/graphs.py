@@ -81,7 +81,7 @@ def _round(
         state = engine_for(target, requests, tokenizer, prefix_cache=False)
         start = time.perf_counter()
         rows = range(1, 2 if proposer == "none" else k + 2)
-        buckets = [Bucket(batch, count, pages) for count in rows] if way == "captured" else []
+        buckets = [Bucket(batch, count, pages, cuts=False) for count in rows] if way == "captured" else []
         made = graphs(target, state, buckets)
         took = time.perf_counter() - start
         services[way] = Service(target, state, [requests], graphs=made)
