@@ -28,7 +28,7 @@ def close(name: str, got: Tensor, want: Tensor, allowed: Tensor) -> Outcome:
     if got.shape != want.shape or not got.numel():
         return Outcome(name, NAN, NAN, got.shape == want.shape)
     error = (got - want).abs()
-    share = torch.where(error.isnan(), torch.inf, error / allowed)
+    share = torch.where(error.isnan(), torch.inf, torch.where(error == 0, 0.0, error / allowed))  # where nothing is allowed, none is the whole
     worst = share.argmax()
     return Outcome(name, error[worst].item(), allowed[worst].item(), bool(share[worst] <= 1))
 

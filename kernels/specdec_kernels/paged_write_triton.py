@@ -16,17 +16,17 @@ WORDS = MappingProxyType({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torc
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["pages", "page", "units"])
+@triton.jit(do_not_specialize=["pages", "page", "units", "key_units", "value_units"])
 @no_type_check
-def _write(key_pool, value_pool, key, value, slots, pages, page, units, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row, BLOCK numbers of it; a row is units * UNIT numbers."""
+def _write(key_pool, value_pool, key, value, slots, pages, page, units, key_units, value_units, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """One row, BLOCK numbers of it; a row is units * UNIT numbers, and the next key lies key_units * UNIT numbers on."""
     width = units * UNIT
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     inside = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = (inside < width) & (slot >= 0) & (slot < pages.to(tl.int64) * page)
-    tl.store(key_pool + slot * width + inside, tl.load(key + row * width + inside, mask=mask), mask=mask)
-    tl.store(value_pool + slot * width + inside, tl.load(value + row * width + inside, mask=mask), mask=mask)
+    tl.store(key_pool + slot * width + inside, tl.load(key + row * key_units * UNIT + inside, mask=mask), mask=mask)
+    tl.store(value_pool + slot * width + inside, tl.load(value + row * value_units * UNIT + inside, mask=mask), mask=mask)
 
 
 @triton.jit(do_not_specialize=["pages", "units"])
@@ -62,7 +62,8 @@ def variant(size: int, width: int, *, pages: bool = False) -> Variant:
         kinds = {**pools, "sources": "*i64", "targets": "*i64", "pages": "i32", "units": "i32"}
         said, kernel = f"copy_pages, {8 * size} bits, pages in steps of {unit}", _copy
     else:
-        kinds = {**pools, "key": word, "value": word, "slots": "*i64", "pages": "i32", "page": "i32", "units": "i32"}
+        kinds = {**pools, "key": word, "value": word, "slots": "*i64", "pages": "i32", "page": "i32"}
+        kinds |= dict.fromkeys(("units", "key_units", "value_units"), "i32")
         said, kernel = f"paged_write, {8 * size} bits, rows in steps of {unit}", _write
     return Variant(said, kernel, {**kinds, **dict.fromkeys(constants, "constexpr")}, constants, warps=4, stages=1)
 
@@ -86,8 +87,11 @@ def paged_write_triton(key_pages: Tensor, value_pages: Tensor, key: Tensor, valu
     """
     width = key_pages.shape[2] * key_pages.shape[3]
     chosen = variant(key_pages.element_size(), width)
-    tensors = [_bits(tensor) for tensor in (key_pages, value_pages, key.contiguous(), value.contiguous())]
-    sizes = {"pages": key_pages.shape[0], "page": key_pages.shape[1], "units": width // chosen.constants["UNIT"]}
+    unit = chosen.constants["UNIT"]
+    rows = [part if _dense(part, unit) else part.contiguous() for part in (key, value)]  # parts of one product are read where they lie
+    tensors = [_bits(tensor) for tensor in (key_pages, value_pages, *rows)]
+    sizes = {"pages": key_pages.shape[0], "page": key_pages.shape[1], "units": width // unit}
+    sizes |= {"key_units": rows[0].stride(0) // unit, "value_units": rows[1].stride(0) // unit}
     launch = chosen.kernel[(slots.shape[0], triton.cdiv(width, BLOCK))]
     launch(*tensors, slots.to(torch.int64).contiguous(), **sizes, **chosen.constants, num_warps=chosen.warps, num_stages=chosen.stages)
 
@@ -107,6 +111,11 @@ def copy_pages_triton(key_pages: Tensor, value_pages: Tensor, sources: Tensor, t
     launch = chosen.kernel[(sources.shape[0], layers, triton.cdiv(width, BLOCK))]
     pools = [_bits(pool) for pool in (key_pages, value_pages)]
     launch(*pools, *numbers, **sizes, **chosen.constants, num_warps=chosen.warps, num_stages=chosen.stages)
+
+
+def _dense(rows: Tensor, unit: int) -> bool:
+    """Whether each row lies in one piece, and the next one whole units on."""
+    return rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] and rows.stride(0) % unit == 0 and rows.stride(0) > 0
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The GPU script runs from the repository alone, on a machine without a GPU as a rehearsal: every line of it that a CPU can run."""
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 # Without the packages that a GPU machine may lack; the script finds the repository by itself.
@@ -125,3 +127,13 @@ def test_a_bad_option_is_refused_before_anything_runs(arguments: tuple[str, ...]
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_no_error_is_within_nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is exactly 0 may be allowed no error; then 0 passes, and anything else does not."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    close = importlib.import_module("gpu_compare").close
+    zero = torch.zeros(2)
+    assert close("", zero, zero, zero).passed
+    assert not close("", zero + 1e-30, zero, zero).passed
+    assert not close("", zero * torch.nan, zero, zero).passed

@@ -71,6 +71,20 @@ def test_wide_rows_and_strides(impl: str) -> None:
         assert torch.equal(bits(new), expected)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_rows_are_read_where_they_lie(impl: str) -> None:
+    """Parts of one product whose rows lie apart, at other distances for keys and values; turned round; one row for all."""
+    product, turned = noise(6, 7, 16, dtype=torch.float32, seed=2), noise(2, 6, 16, dtype=torch.float32, seed=3).transpose(0, 1)
+    odd = noise(6, 5, 3, dtype=torch.float32, seed=4)
+    apart, same = product[:, 3:5], noise(1, 2, 16, dtype=torch.float32, seed=1).expand(6, 2, 16)
+    for key, value in ((apart, product[:, 5:].clone()), (turned, apart), (same, turned), (odd[:, 1:3], odd[:, 3:])):
+        given = pools(3, 2, 2, key.shape[2])
+        paged_write(*given, key, value, torch.tensor([4, 0, -1, 1, 5, 2]), impl=impl)
+        for pool, rows in zip(given, (key, value), strict=True):
+            flat = pool.flatten(0, 1)
+            assert torch.equal(bits(flat[[4, 0, 1, 5, 2]]), bits(rows[[0, 1, 3, 4, 5]]))
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("impl", IMPLS)

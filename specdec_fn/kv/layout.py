@@ -133,7 +133,7 @@ def _with_kernels(layout: Layout) -> Attend:
     @donates("kv")
     def paged(kv: Store, layer: int, query: Queries, key: Keys, value: Keys) -> tuple[Queries, Store]:
         own = slice(layer * kv.pages, (layer + 1) * kv.pages)  # a view: the table need not be moved for each layer
-        keys, values = paged_write(kv.keys[own], kv.values[own], key.contiguous(), value.contiguous(), layout.slots, impl="triton", trusted=True)
+        keys, values = paged_write(kv.keys[own], kv.values[own], key, value, layout.slots, impl="triton", trusted=True)
         out = paged_attention(query.contiguous(), keys, values, table, starts, lengths, query_count=counts, impl="triton", trusted=True)
         return out, kv
 
