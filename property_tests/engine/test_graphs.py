@@ -1,13 +1,17 @@
 """An engine with captured steps emits what it emits without them."""
 
+import contextlib
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_structure
 
 from specdec_fn import SamplingParams
 from specdec_fn.engine import Config, EngineState, Request, clone, init, run, step, submit
+from specdec_fn.engine import capture as capturing
 from specdec_fn.engine.decode import decode
 from specdec_fn.engine.forward import PassError
 from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs, packed
@@ -198,7 +202,10 @@ def test_an_idle_bucket_writes_nothing() -> None:
 def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
     """What is captured there, uncaptured: model, laws and decisions of a padded batch in one function of tensors, on the same pool of pages."""
 
+    home = begun(proposer, rule).store
+
     def whole(pool: Any, batch: Any) -> Any:
+        assert tree_structure(pool) == tree_structure(home)  # as a graph was captured with, whatever passes without one have added
         return decode(MODEL, verifiers[rule], pool, batch)
 
     steps = Graphs({Bucket(4, 4, 16, rule, soft): whole for soft in (False, True)}, whole=True, model=identity(MODEL))
@@ -223,6 +230,50 @@ def test_whole_steps_that_are_graphs_on_a_gpu(proposer: Any, rule: str) -> None:
 def test_what_cannot_be_captured_is_refused(bucket: Bucket, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         graphs(MODEL, init(MODEL, CONFIG), [bucket])
+
+
+def test_graphs_as_a_gpu_replays_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code around a CUDA graph, with a recording in its place: a replay computes the recorded call anew, into its own results."""
+    calls: list[tuple[Any, Any]] = []
+
+    class Graph:
+        def replay(self) -> None:
+            arguments, out = self.call
+            for old, new in zip(tensors(out), tensors(body(*arguments)), strict=True):
+                old.copy_(new)
+
+    @contextlib.contextmanager
+    def recording(graph: Graph) -> Any:
+        yield
+        graph.call = calls[-1]
+
+    def tensors(tree: Any) -> list[torch.Tensor]:
+        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+    def body(pool: Any, batch: Any) -> Any:
+        return decode(MODEL, verifiers["token"], pool, batch)
+
+    def noted(pool: Any, batch: Any) -> Any:
+        calls.append(((pool, batch), body(pool, batch)))
+        return calls[-1][1]
+
+    side = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"Stream": lambda: side, "current_stream": lambda: side, "stream": lambda one: contextlib.nullcontext(), "CUDAGraph": Graph}
+    for name, fake in (fakes | {"graph": recording}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for proposer in ("none", "ngram"):
+        start, bucket = begun(proposer, "token"), Bucket(4, 4, 16)
+        with torch.no_grad():
+            step_ = capturing._graphed(noted, (start.store, packed(start, [], bucket)), (0,))
+        seen, ran = watched(Graphs({bucket: step_}, whole=True, model=identity(MODEL)))
+        _, quick = run(MODEL, start, graphs=seen)
+        _, plain = run(MODEL, begun(proposer, "token"))
+        assert len(ran) > 5
+        assert {number: one.tokens for number, one in plain.items()} == {number: one.tokens for number, one in quick.items()}
+        other = begun(proposer, "token")
+        other, _ = step(MODEL, other, graphs=seen)
+        with pytest.raises(PassError, match="lies elsewhere than the one that was captured"):
+            run(MODEL, other, graphs=seen)
 
 
 def test_graphs_of_another_model_are_refused() -> None:

@@ -26,6 +26,7 @@ from specdec_fn.engine.running import no_law, settled
 from specdec_fn.engine.state import EngineState, clone
 from specdec_fn.engine.verify import Judgement
 from specdec_fn.kv.layout import layout
+from specdec_fn.kv.store import Store
 from specdec_fn.kv.table import Table, pages_for
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
@@ -114,12 +115,10 @@ def graphs(model: Model, state: EngineState, buckets: Iterable[Bucket]) -> Graph
 
 
 def _captured(model: Model, state: EngineState, bucket: Bucket) -> Callable[[Any, Batch], Any]:
-    verifier, idle = (
-        verifiers.all[bucket.verifier],
-        packed(state, [], bucket, whole=state.store.keys.is_cuda),
-    )  # all of it is padding: it writes nothing
-    if state.store.keys.is_cuda:
-        return capture(lambda pool, batch: decode(model, verifier, pool, batch, cuts=bucket.cuts), state.store, idle, donated=(0,))
+    verifier, whole = verifiers.all[bucket.verifier], state.store.keys.is_cuda
+    idle = packed(state, [], bucket, whole=whole)  # all of it is padding: it writes nothing
+    if whole:
+        return capture(lambda pool, batch: decode(model, verifier, pool, batch, cuts=bucket.cuts), _bare(state.store), idle, donated=(0,))
     rows = torch.zeros(bucket.sequences * bucket.rows, state.sizes.vocab_size, dtype=parameter(model).dtype)
     return capture(lambda logits, batch: decided(verifier, logits, batch, cuts=bucket.cuts), rows, idle)
 
@@ -262,8 +261,8 @@ def decoded(model: Model, graphs: Graphs, bucket: Bucket, state: EngineState, pr
     try:
         with torch.no_grad():
             if graphs.whole:
-                pool, found = step(spare.store, batch)
-                after = dataclasses.replace(spare, store=pool)
+                pool, found = step(_bare(spare.store), batch)
+                after = dataclasses.replace(spare, store=dataclasses.replace(pool, scratch=spare.store.scratch))
             else:
                 after, logits = forwarded(model, spare, proposals)
                 found = step(_padded(logits, bucket), batch)
@@ -274,6 +273,11 @@ def decoded(model: Model, graphs: Graphs, bucket: Bucket, state: EngineState, pr
     tokens, accepted, logprobs = found.verdict.tokens.tolist(), found.verdict.accepted.tolist(), found.logprobs.tolist()
     judgements = [_judged(one, *row) for one, row in zip(proposals, zip(tokens, accepted, logprobs, strict=True), strict=False)]
     return dataclasses.replace(after, counters=after.counters._replace(captured=after.counters.captured + 1)), judgements
+
+
+def _bare(pool: Store) -> Store:
+    """The pool without the scratch of passes that are not captured, which comes and grows."""
+    return dataclasses.replace(pool, scratch=())
 
 
 def _padded(logits: Sequence[Tensor], bucket: Bucket) -> Tensor:
