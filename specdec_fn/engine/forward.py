@@ -85,7 +85,7 @@ def forwarded(model: Model, state: EngineState, proposals: Sequence[Proposal]) -
             raise ValueError(f"the logits are {logits.dtype} {list(logits.shape)}; expected floats {[len(rows), state.sizes.vocab_size]}")
     except Exception as error:
         raise PassError(f"the forward failed with {type(error).__name__}: {error}", state) from error
-    parts = iter(logits.split(counts))
+    parts = iter(logits.cpu().split(counts))  # laws are made and drafts judged there, beside the requests' tokens
     return dataclasses.replace(state, store=pool), [next(parts) if one.error is None else logits[:0] for one in proposals]
 
 

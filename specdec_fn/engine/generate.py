@@ -43,7 +43,7 @@ def naive(model: Model, key: Key, law: Law, prompt: Sequence[int], count: int) -
     """
     tokens = list(prompt)
     for _ in range(count):
-        probs = law(models.logits(model, tokens)[-1:], tokens[len(prompt) :], ())
+        probs = law(models.logits(model, tokens)[-1:].cpu(), tokens[len(prompt) :], ())
         tokens.append(_token(int(draw(uniform(address(key, FINAL, len(tokens))), probs[0])), len(tokens)))
         yield tokens[-1]
 
@@ -109,7 +109,7 @@ def speculative(
         ids, positions = (part.to(parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
             logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))
-            run, one = judged(run._replace(kv=None), draft, logits, cache)
+            run, one = judged(run._replace(kv=None), draft, logits.cpu(), cache)
         yield one
         if run.lawless:
             raise NoLawError(no_law(run))
@@ -170,7 +170,8 @@ def _forward(
     model: Model, cache: dense.DenseCache, tokens: Sequence[int], start: int, attend: Attend = dense.attend
 ) -> tuple[Float[Tensor, "rows vocab"], dense.DenseCache]:
     ids, positions = _rows(model, tokens, start)
-    return model.apply(model.params, ids, positions, cache, attend)
+    logits, cache = model.apply(model.params, ids, positions, cache, attend)
+    return logits.cpu(), cache
 
 
 def _rows(model: Model, tokens: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
