@@ -179,3 +179,17 @@ def test_a_pass_is_exported_whole(name) -> None:
     other, another, keys, position = batch(torch.float32, seed=5)
     drawn = drawn_for(name, keys, position)
     same(Verdict(*program.module()(*drawn, other, *another[:3])), decide_all(verifiers[name], drawn, other, another))
+
+
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+@pytest.mark.parametrize("rule", ["token", "block", "greedy"])
+def test_a_batch_of_nothing_has_a_verdict_of_nothing(rule: str, impl: str) -> None:
+    none = torch.zeros(0, 1, dtype=torch.int64)
+    found = decide_all(verifiers[rule], Words(none, none[:, 0]), torch.zeros(0, 2, 5), Draft(none, None, none[:, 0]), impl)
+    assert [list(field.shape) for field in found] == [[0, 2], [0], [0], [0, 1]]
+
+
+def test_as_many_positions_as_keys() -> None:
+    for maker in (lambda position: words(split(key(0), 2), 3, position), lambda position: races(split(key(0), 2), position)):
+        with pytest.raises(ValueError, match=r"position has shape \[3\]; expected \[2\], one for each key"):
+            maker(torch.tensor([1, 2, 3]))

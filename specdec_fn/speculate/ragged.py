@@ -61,12 +61,16 @@ def words(key: Key, k: int, position: int | Int[Tensor, "..."]) -> Words:
         k: drafted tokens of the pass.
         position: int64 [B], the base of each pass; or one number.
 
+    Raises:
+        ValueError: as many positions as keys were expected.
+
     >>> from specdec_fn.random import key, split
     >>> keys = split(key(1), 2)
     >>> drawn = tape(words(keys, 3, torch.tensor([12, 7])))
     >>> drawn.accept[1].equal(token.verifier.tape(keys[1], 3, 100, position=7).accept)
     True
     """
+    _check_positions(key, position)
     return Words(bits(address(key, ACCEPT, position), (k,), 64), bits(address(key, FINAL, position), (), 64))
 
 
@@ -81,6 +85,7 @@ def races(key: Key, position: Int[Tensor, "batch"]) -> Races:
     >>> races(split(key(1), 2), torch.tensor([12, 7])).keys.shape
     torch.Size([2, 2])
     """
+    _check_positions(key, position)
     return Races(key_data(key), position.clone())
 
 
@@ -129,8 +134,16 @@ def decide_all(verifier: Verifier, drawn: Words | Races | Race, target_probs: Te
     if way == "triton":
         return _by_kernel(RULES[verifier.decide], drawn, target_probs, draft)
     length = draft.length.clamp(0, draft.tokens.shape[1])
+    if not target_probs.shape[0]:  # vmap takes no batch of nothing
+        empty = draft.tokens.new_zeros(0, target_probs.shape[1], dtype=torch.int64)
+        return Verdict(empty, empty.sum(1), empty.sum(1), empty[:, 1:].clone())
     wide = draft._replace(probs=None if draft.probs is None else draft.probs.to(torch.float64), length=length)
     return batched(verifier.decide)(_numbers(drawn, target_probs), target_probs.to(torch.float64), wide)
+
+
+def _check_positions(key: Key, position: int | Tensor) -> None:
+    if isinstance(position, Tensor) and position.shape != key.shape:
+        raise ValueError(f"position has shape {list(position.shape)}; expected {list(key.shape)}, one for each key")
 
 
 def _numbers(drawn: Words | Races | Race, target_probs: Tensor) -> Tape | Race:
