@@ -14,8 +14,9 @@ from specdec_fn.engine import Config, EngineState, Request, clone, init, run, st
 from specdec_fn.engine import capture as capturing
 from specdec_fn.engine.decode import decode
 from specdec_fn.engine.forward import PassError
-from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs, packed
+from specdec_fn.engine.graphs import Bucket, Graphs, fitting, graphs
 from specdec_fn.engine.identity import identity
+from specdec_fn.engine.packing import packed
 from specdec_fn.engine.propose import proposed
 from specdec_fn.engine.step import planned
 from specdec_fn.models import toy

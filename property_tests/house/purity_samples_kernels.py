@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_fn import random
-from specdec_fn.engine import EngineState, Request, capture, decode, running
+from specdec_fn.engine import EngineState, Request, capture, decode, packing, running
 from specdec_fn.engine.identity import identity
 from specdec_fn.engine.propose import Proposal, proposed
 from specdec_fn.engine.step import planned
@@ -365,11 +365,12 @@ def captures() -> Iterator[Sample]:
         for steps in (3, 4):
             start = functools.partial(before_a_pass, requests=plain(rule), steps=steps)
             yield Sample(graphs.fitting, lambda start=start, wide=wide: call(eager(wide), *start()))
-            yield Sample(graphs.packed, lambda start=start, wide=wide: call(*start(), wide))
+            yield Sample(packing.packed, lambda start=start, wide=wide: call(*start(), wide))
             for whole in (True, False):
                 yield Sample(graphs.decoded, lambda start=start, wide=wide, whole=whole: call(MODEL, eager(wide, whole=whole), wide, *start()))
+    yield Sample(packing.drafted_ids, lambda: call(before_a_pass(requests=plain())[1][0]))
     yield Sample(graphs.fitting, lambda: call(eager(graphs.Bucket(5, 4, 8)), *before_a_pass(requests=kinds(), steps=2)))
-    yield Sample(graphs.packed, lambda: call(engine(MODEL, 0, []), [], graphs.Bucket(2, 3, 2, "token", True)))
+    yield Sample(packing.packed, lambda: call(engine(MODEL, 0, []), [], graphs.Bucket(2, 3, 2, "token", True)))
     start = running.Running(None, None, (4, 5), 2, 3, None, None, 9, (), None)
     for tried, emitted, last in (
         (chain_of(1, 2, k=2), [1, 2, 0], 1),

@@ -84,9 +84,8 @@ def traced(step: Callable[..., Any], *example: Any) -> torch.export.ExportedProg
     ValueError: the step makes a shape of a value in aten.nonzero.default; expected shapes that are the same whatever the values
     """
     try:
-        with FakeTensorMode(
-            shape_env=None, allow_non_fake_inputs=True
-        ) as fake:  # parameters are constants of the step; stricter than export, which gives an unknown number a name and goes on
+        # Stricter than export, which gives an unknown number a name and goes on. Parameters may be constants of the step.
+        with FakeTensorMode(shape_env=None, allow_non_fake_inputs=True) as fake:
             step(*_map(fake.from_tensor, list(example)))
     except DynamicOutputShapeException as error:
         raise ValueError(f"the step makes a shape of a value in {error.func}; expected shapes that are the same whatever the values") from None

@@ -1,9 +1,9 @@
-"""The engine's steps through captured ones: which buckets there are, which passes fit one, and how requests are packed into it.
+"""The engine's steps through captured ones: which buckets there are, which passes fit one, and how such a pass is run.
 
 Captured steps are a value that is made once and handed to ``step`` beside the model. A pass fits where every request in it decodes with nothing but
-what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs
-(``counters.captured`` counts those that fit). The tokens are decided by the
-same rules from the same random words either way; the logits may differ in their last bits, as they do with the number of rows.
+what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs. ``counters.captured`` counts
+those that fit. The tokens are decided by the same rules from the same random words either way; the logits may differ in their last bits, as they do
+with the number of rows.
 
 On a GPU the whole step is one graph, in which a row of padding costs as good as nothing. On a CPU every row costs: the model runs as it does without
 graphs, over the rows that there are, what follows it is compiled (laws, decisions, log-probabilities), and a pass that would fill its bucket by
@@ -16,50 +16,27 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
 
 from specdec_fn.engine.capture import capture
-from specdec_fn.engine.decode import Batch, Knobs, decided, decode
+from specdec_fn.engine.decode import Batch, decided, decode
 from specdec_fn.engine.forward import PassError, forwarded, wanted
+from specdec_fn.engine.packing import Bucket, drafted_ids, packed
 from specdec_fn.engine.propose import Proposal
 from specdec_fn.engine.running import no_law, settled
 from specdec_fn.engine.state import EngineState, clone
 from specdec_fn.engine.verify import Judgement
-from specdec_fn.kv.layout import layout
 from specdec_fn.kv.store import Store
-from specdec_fn.kv.table import Table, pages_for
+from specdec_fn.kv.table import pages_for
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
 from specdec_fn.pytree import donates, enforced
-from specdec_fn.random import key_data
 from specdec_fn.sampling import SamplingParams
-from specdec_fn.speculate import Draft, Race, verifiers
-from specdec_fn.speculate.ragged import Races, Words, words
+from specdec_fn.speculate import verifiers
 from specdec_fn.typing import Tensor
 
-__all__ = ["Bucket", "Graphs", "decoded", "fitting", "graphs", "packed"]
+__all__ = ["Bucket", "Graphs", "decoded", "fitting", "graphs"]
 
 FILL = 0.5  # on a CPU; what is padded costs as much as what is not
-
-
-class Bucket(NamedTuple):
-    """The shape of a captured step.
-
-    Attributes:
-        sequences: requests that it has room for.
-        rows: rows of each: k + 1.
-        pages: pages of each: its tokens and its draft, by the page size, rounded up.
-        verifier: by name.
-        soft: drafts come with the laws that they were drawn from, as those of a drafting model do.
-        cuts: requests may have top_k, top_p and min_p; without them a CPU need not sort.
-    """
-
-    sequences: int
-    rows: int
-    pages: int
-    verifier: str = "token"
-    soft: bool = False
-    cuts: bool = True
 
 
 class Graphs(NamedTuple):
@@ -138,17 +115,15 @@ def fitting(graphs: Graphs, state: EngineState, proposals: Sequence[Proposal]) -
     soft = {draft.probs is not None for draft in drafts} or {False}
     if len(rules) > 1 or len(soft) > 1:
         return None
-    ends = [one.lane.stop + len(_drafted(one)) for one in proposals]
-    rows = max(len(_drafted(one)) for one in proposals) + 1
+    ends = [one.lane.stop + len(drafted_ids(one)) for one in proposals]
+    rows = max(len(drafted_ids(one)) for one in proposals) + 1
     pages = max(pages_for(end, page_size=state.config.page_size) for end in ends)
     shape = len(proposals), rows, pages
     rule, kind = rules.pop(), soft.pop()
-    total = sum(len(_drafted(one)) + 1 for one in proposals)
+    total = sum(len(drafted_ids(one)) + 1 for one in proposals)
     cuts = any(params.top_k or params.top_p < 1 or params.min_p for params in (one.record.controls.params for one in proposals))
     for bucket in graphs.steps:
-        if total < graphs.fill * bucket.sequences * bucket.rows:
-            continue
-        if cuts and not bucket.cuts:
+        if total < graphs.fill * bucket.sequences * bucket.rows or (cuts and not bucket.cuts):
             continue
         if verifiers.all[bucket.verifier] is rule and (bucket.soft == kind or not drafts) and all(map(int.__le__, shape, bucket[:3])):
             return bucket
@@ -161,85 +136,9 @@ def _plain(one: Proposal) -> bool:
     known = SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
     if one.error is not None or one.draft is None or one.draft.parents is not None or one.lane.stop - one.lane.start != 1:
         return False
-    if request.constraint is not None or request.logprobs or wanted(one) != 1 + len(_drafted(one)):
+    if request.constraint is not None or request.logprobs or wanted(one) != 1 + len(drafted_ids(one)):
         return False
     return params == known and one.record.controls.mask is None
-
-
-def _drafted(one: Proposal) -> list[int]:
-    return [] if one.draft is None else one.draft.tokens.tolist()
-
-
-def packed(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket, *, whole: bool = True) -> Batch:
-    """Lays a pass out in a bucket that it fits in.
-
-    Args:
-        state, proposals, bucket: as ``fitting`` had them.
-        whole: False leaves the layout out, which only the model's part of a step reads.
-
-    >>> from specdec_fn.engine.request import Config
-    >>> from specdec_fn.engine.state import init
-    >>> from specdec_fn.models import toy
-    >>> packed(init(toy.bigram(torch.eye(3)), Config()), [], Bucket(1, 2, 1)).draft.length
-    tensor([0])
-    """
-    tables = {entry.id: entry.table for entry in state.work.running}
-    drafts = [_drafted(one) for one in proposals]
-    free, device, k = bucket.sequences - len(proposals), state.store.keys.device, bucket.rows - 1
-    tokens = [[one.record.run.tokens[-1], *ids, *[0] * (k - len(ids))] for one, ids in zip(proposals, drafts, strict=True)]
-    bases = [one.lane.stop for one in proposals]
-    ends = [base + len(ids) for base, ids in zip(bases, drafts, strict=True)]
-    own = [tables[one.lane.id] for one in proposals]
-    params = [one.record.controls.params for one in proposals] + [SamplingParams()] * free
-    base = torch.tensor([*bases, *[1] * free])
-    made = Batch(
-        tokens=torch.tensor([*tokens, *[[0] * bucket.rows] * free]),
-        positions=(base[:, None] - 1 + torch.arange(bucket.rows)).clamp(max=state.sizes.context - 1),
-        layout=layout(
-            [Table(table.pages, end - 1) for table, end in zip(own, bases, strict=True)],
-            ends,
-            page_size=state.config.page_size,
-            sequences=bucket.sequences,
-            rows=bucket.rows,
-            pages=bucket.pages,
-        )
-        if whole
-        else None,
-        draft=Draft(
-            torch.tensor([*(ids + [-1] * (k - len(ids)) for ids in drafts), *[[-1] * k] * free], dtype=torch.int64).view(bucket.sequences, k),
-            _laws(state, proposals, bucket) if bucket.soft else None,
-            torch.tensor([*map(len, drafts), *[0] * free]),
-        ),
-        knobs=Knobs(
-            *(torch.tensor([getattr(one, name) for one in params], dtype=torch.int64 if name == "top_k" else torch.float64) for name in Knobs._fields)
-        ),
-        drawn=_drawn(state, proposals, bucket),
-    )
-    return tree_map(lambda leaf: leaf if leaf is None else leaf.to(device), made)
-
-
-def _drawn(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Words | Races | Race:
-    """The randomness of a pass, made before it: a compiler would make the words of a key anew for every number that they lead to."""
-    runs, free, k = [one.record.run for one in proposals], bucket.sequences - len(proposals), bucket.rows - 1
-    if bucket.verifier != "coupled":
-        each = [words(run.key, k, len(run.tokens)) for run in runs]  # few words each, which integers make faster than tensors
-        idle = Words(torch.zeros(k, dtype=torch.int64), torch.zeros((), dtype=torch.int64))
-        return Words(*map(torch.stack, zip(*each, *[idle] * free, strict=True)))
-    if state.store.keys.is_cuda:
-        keys = torch.stack([*(key_data(run.key) for run in runs), *[torch.zeros(2, dtype=torch.int64)] * free])
-        return Races(keys, torch.tensor([*(len(run.tokens) for run in runs), *[1] * free]))
-    noise = torch.ones(bucket.sequences, bucket.rows, state.sizes.vocab_size, dtype=torch.float64)
-    for place, run in enumerate(runs):
-        noise[place] = run.verifier.tape(run.key, k, state.sizes.vocab_size, position=len(run.tokens)).noise
-    return Race(noise)
-
-
-def _laws(state: EngineState, proposals: Sequence[Proposal], bucket: Bucket) -> Tensor:
-    laws = torch.zeros(bucket.sequences, bucket.rows - 1, state.sizes.vocab_size, dtype=torch.float64)
-    for place, one in enumerate(proposals):
-        if one.draft is not None and one.draft.probs is not None:
-            laws[place, : one.draft.probs.shape[0]] = one.draft.probs
-    return laws
 
 
 @donates("state")
