@@ -137,6 +137,10 @@ def _steps(job: Job, watch: Stopwatch) -> Iterator[_Step]:
     )
     terms = job.terms
     proposer = terms.proposer._replace(propose=watch.wrap("propose", terms.proposer.propose))
+    if proposer.drafter is not None and proposer.drafter.shares:  # the loop runs its model
+        shared = proposer.drafter.model
+        model = shared._replace(apply=watch.wrap("propose", shared.apply))
+        proposer = proposer._replace(drafter=proposer.drafter._replace(model=model))
     feed = watch.wrap("text", ending.feed)
     state = terms.ending
     how = proposer, terms.verifier, terms.k

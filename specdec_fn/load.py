@@ -4,11 +4,12 @@ import importlib.util
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,9 @@ from specdec_fn.models.config import Config
 from specdec_fn.text import Tokenizer, tokenizer
 from specdec_fn.typing import Tensor
 from specdec_fn.weights import gguf, names, safetensors
+from specdec_fn.weights.quantize import FILE, checked_kind, from_blocks, packed
+from specdec_kernels import native
+from specdec_kernels.packed import Packed
 
 __all__ = ["embedded", "load"]
 
@@ -58,7 +62,8 @@ def load(
             folder with ``config.json``, ``tokenizer.json`` and safetensors files, as transformers' ``save_pretrained`` writes it.
         dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype.
         device: where the parameters go.
-        quantize: not supported yet; None.
+        quantize: how matrices are kept: None, in ``dtype``; "int8", "q8_0", "q4_0" or "q4_1", rounded to that grid (``specdec_kernels.packed``);
+            "file", the blocks of a GGUF file as they are, where they are of one of those kinds. Activations are then rounded to 8 bits, too.
 
     Returns:
         The model, whose parameters are a fresh pytree, and the tokenizer.
@@ -73,13 +78,16 @@ def load(
     ...
     ValueError: 'no-such-model' is neither a file, a folder nor one of the embedded models: smollm2-135m
     """
-    if quantize is not None:
-        raise ValueError(f"quantize is not supported: received {quantize!r}, expected None")
-    numbers, place = _dtype(dtype), _device(device)
+    kind, numbers, place = checked_kind(quantize), _dtype(dtype), _device(device)
+    if kind is not None and place.type != "cpu":
+        raise ValueError(f"quantize is {kind!r} with device {str(place)!r}; expected device 'cpu', or quantize=None")
     path = _locate(name_or_path)
+    if kind == FILE and path.is_dir():
+        raise ValueError(f"quantize is {kind!r} and {path} is a folder of float weights; expected a GGUF file, or a kind such as 'q4_0'")
+    native.begin()  # compiled while the weights are read, so that the first answer need not wait
     read = _from_folder if path.is_dir() else _from_gguf
     try:
-        return read(path, numbers, place)
+        return read(path, numbers, place, kind)
     except OSError as error:
         raise ValueError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
@@ -90,10 +98,24 @@ class _Source(NamedTuple):
     foreign: Mapping[str, str]  # ours -> the checkpoint's
     called: Callable[[str], str]  # what the checkpoint would call one of ours
     shape: Callable[[str], tuple[int, ...]]
-    read: Callable[[str], Tensor]  # a fresh tensor of the wanted dtype, on the CPU
+    read: Callable[[str, torch.dtype], Tensor]  # a fresh tensor of the dtype, on the CPU
+    blocks: Callable[[str], Packed | None]  # the checkpoint's own packed form, where it has one
+    dtype: torch.dtype
+    quantize: str | None
+
+    def get(self, ours: str) -> Tensor | Packed:
+        """A tensor as the model is to keep it."""
+        if self.quantize is None or len(self.shape(ours)) != 2:
+            return self.read(ours, self.dtype)
+        if self.quantize == FILE:
+            return self.blocks(ours) or self.read(ours, self.dtype)
+        try:
+            return packed(self.read(ours, torch.float32), self.quantize)
+        except ValueError as error:
+            raise ValueError(f"tensor {self.foreign[ours]!r} cannot be kept as {self.quantize}: {error}") from None
 
 
-def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, Tokenizer]:
+def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device, quantize: str | None) -> tuple[Model, Tokenizer]:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError(f"{path} is an empty file; expected a GGUF file")
@@ -109,10 +131,16 @@ def _from_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
     # The llama architecture alone stores the rows of q and k interleaved.
     heads = {"q": config.heads, "k": config.kv_heads} if config.architecture == "llama" else {}
 
-    def read(ours: str) -> Tensor:
-        return gguf.tensor(data, head.entries[foreign[ours]], dtype, interleaved=heads.get(ours.rpartition(".")[2], 0))
+    def turned(ours: str) -> int:
+        return heads.get(ours.rpartition(".")[2], 0)
 
-    source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read)
+    def read(ours: str, dtype: torch.dtype) -> Tensor:
+        return gguf.tensor(data, head.entries[foreign[ours]], dtype, interleaved=turned(ours))
+
+    def blocks(ours: str) -> Packed | None:
+        return from_blocks(data, head.entries[foreign[ours]], interleaved=turned(ours))
+
+    source = _Source(foreign, names.to_gguf, lambda ours: head.entries[foreign[ours]].shape, read, blocks, dtype, quantize)
     return _whole(config, source, words, device)
 
 
@@ -125,7 +153,7 @@ def _divisors(data: mmap, head: gguf.Gguf) -> list[float]:
     return values
 
 
-def _from_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Model, Tokenizer]:
+def _from_folder(path: Path, dtype: torch.dtype, device: torch.device, quantize: str | None) -> tuple[Model, Tokenizer]:
     settings = _json(path / "config.json")
     if settings is None:
         raise ValueError(f"the folder {path} has no config.json; expected a folder as transformers' save_pretrained writes it, or a GGUF file")
@@ -138,13 +166,13 @@ def _from_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[
         def shape(ours: str) -> tuple[int, ...]:
             return tuple(handles[foreign[ours]].get_slice(foreign[ours]).get_shape())
 
-        def read(ours: str) -> Tensor:
+        def read(ours: str, dtype: torch.dtype) -> Tensor:
             name = foreign[ours]
             safetensors.check_number(name, handles[name].get_slice(name).get_dtype())
             # A copy even where the dtype is right: what the reader hands out is the mapped file itself.
             return handles[name].get_tensor(name).to(dtype, copy=True)
 
-        return _whole(config, _Source(foreign, names.to_transformers, shape, read), words, device)
+        return _whole(config, _Source(foreign, names.to_transformers, shape, read, lambda ours: None, dtype, quantize), words, device)
 
 
 @contextmanager
@@ -213,7 +241,12 @@ def _whole(config: Config, source: _Source, words: Tokenizer, device: torch.devi
     if extra:
         name = source.foreign[extra[0]]
         raise ValueError(f"tensor {name!r} has no place in a {config.architecture} model of {config.layers} layers as configured")
-    params = llama.assemble(config, lambda ours: source.read(ours).to(device))
+
+    def get(ours: str) -> Tensor | Packed:
+        kept = source.get(ours)
+        return kept if isinstance(kept, Packed) else kept.to(device)
+
+    params = llama.assemble(config, get)
     return llama.model(config, params), words
 
 
@@ -282,3 +315,13 @@ def _json(path: Path) -> dict[str, Any] | None:
     if text is not None and not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}; expected a JSON object")
     return value
+
+
+class _Room(ModuleType):
+    """This module, which is what ``specdec_fn.load`` means once it is imported by its own name; called, it is the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Model, Tokenizer]:
+        return load(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

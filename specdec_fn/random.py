@@ -129,6 +129,10 @@ def fold_in(key: Key, data: int | Int[Tensor, "..."]) -> Key:
     elif not _is_traced(data) and data.numel() and not (int(data.min()) >= 0 and int(data.max()) <= MASK):
         raise ValueError(f"data spans {int(data.min())} to {int(data.max())}; expected integers in [0, 2**32)")
     data = data.to(torch.int64)
+    if _is_few(key, data.numel()) and data.device.type == "cpu" and not _is_traced(data):
+        key0, key1 = key.words.tolist()
+        words = [threefry2x32_words(key0, key1, 0, number) for number in data.flatten().tolist()]
+        return Key(torch.tensor(words, dtype=torch.int64).reshape((*data.shape, 2)))
     return Key(torch.stack(threefry2x32(key.words[..., 0], key.words[..., 1], torch.zeros_like(data), data), dim=-1))
 
 

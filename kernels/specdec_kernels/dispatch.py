@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Impl", "chosen", "one_device"]
+__all__ = ["Impl", "chosen", "one_device", "untraced"]
 
+PLAIN = (Tensor, torch.nn.Parameter)
 Impl = Literal["auto", "torch", "triton"]
 
 
@@ -62,6 +63,18 @@ def one_device(*tensors: Tensor | None) -> str:
     if len(devices) > 1:
         raise ValueError(f"the tensors are on {' and '.join(sorted(map(str, devices)))}; expected one device")
     return devices.pop().type if devices else "cpu"
+
+
+def untraced(*tensors: Tensor) -> bool:
+    """Whether these are numbers in this machine's memory: on a CPU, and neither traced by a compiler nor wrapped by a transform of torch.func.
+
+    >>> import torch
+    >>> untraced(torch.zeros(3))
+    True
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(type(tensor) in PLAIN and tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _differentiated(*tensors: Tensor | None) -> bool:

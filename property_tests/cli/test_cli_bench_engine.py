@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_fn import engine
-from specdec_fn.cli.bench.continuous import Shape, shapes
 from specdec_fn.cli.bench.serving import Service, abreast, engine_for, whole
 from specdec_fn.cli.bench.soak import Tally, judge
 from specdec_fn.cli.bench.together import Served
@@ -20,6 +19,7 @@ from specdec_fn.cli.status import Status
 from specdec_fn.engine import Request
 from specdec_fn.models import toy
 from specdec_fn.random import key
+from specdec_fn.stages.continuous_batching import Shape, shapes
 
 Specdec = Callable[..., Any]
 
@@ -99,7 +99,7 @@ def test_continuous_sees_an_engine_that_does_otherwise(specdec: Specdec, tiny: P
     def lazy(lengths: list[int], places: int) -> dict[str, Shape]:
         return shapes(lengths, places) | {"continuous": Shape(1, 1)}
 
-    monkeypatch.setattr(room("continuous"), "shapes", lazy)
+    monkeypatch.setattr("specdec_fn.stages.continuous_batching.shapes", lazy)
     run = specdec("bench", "continuous", "--model", tiny, "--requests", "3", "--batch", "2", "--longest", "3", "--json")
     assert (run.code, json.loads(run.out)["exact"]) == (1, False)
 
@@ -121,7 +121,7 @@ def test_prefix_sees_a_cache_that_forgets(specdec: Specdec, tiny: Path, monkeypa
     def forgetful(*args: Any, **settings: Any) -> Any:
         return engine_for(*args, **settings, prefix_cache=False)
 
-    monkeypatch.setattr("specdec_fn.cli.bench.serving.engine_for", forgetful)
+    monkeypatch.setattr("specdec_fn.stages.serving.engine_for", forgetful)
     run = specdec("bench", "prefix", "--model", tiny, "--length", "40", "--repeats", "1", "--json")
     assert (run.code, json.loads(run.out)["exact"]) == (1, False)
 
@@ -260,7 +260,8 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
             found[name].append(mark)
             yield mark
 
-    monkeypatch.setattr("specdec_fn.cli.bench.serving.abreast", lambda ways, watch: abreast({n: noted(n, w) for n, w in ways.items()}, watch))
+    for where in ("specdec_fn.cli.bench.serving.abreast", "specdec_fn.stages.serving.abreast"):
+        monkeypatch.setattr(where, lambda ways, watch: abreast({n: noted(n, w) for n, w in ways.items()}, watch))
     return found
 
 

@@ -71,7 +71,7 @@ def alone(request: Request, **changes: Any) -> Any:
     """The same request with nobody beside it, and a dense cache for its drafts."""
     proposer = request.proposer
     if isinstance(proposer, Proposer) and proposer.drafter is not None:
-        model, sampling = proposer.drafter
+        model, sampling = proposer.drafter[:2]
         proposer = draft_model.proposer(models.invariant(model), sampling=sampling, vocab_size=VOCAB)
     asked = {
         "seed": request.seed,

@@ -4,7 +4,7 @@ Each is called on sample arguments. Afterwards its arguments, and whatever it cl
 argument's own tensor handed on, or lies in memory of its own; and a second call gives the same, bit for bit. What a function marked
 ``@donates`` takes by those names may lose the contents of its tensors, and nothing else of it may change; so may what a kernel takes, which has no
 such mark, where its sample names it and its docstring says DONATES. Functions that come out of a call (the
-parts of a Verifier, of a Proposer, of a Model, of a Tokenizer) are walked as well. The samples are in ``purity_samples`` beside this file.
+parts of a Verifier, of a Proposer, of a Model, of a Tokenizer) are walked as well. The samples are in the files ``purity_samples*`` beside this one.
 """
 
 import copy
@@ -32,10 +32,17 @@ from torch import Tensor
 from specdec_fn import pytree, random
 from specdec_fn.speculate import verifiers
 
-from . import purity_samples, purity_samples_engine, purity_samples_kernels
+from . import (
+    purity_samples,
+    purity_samples_engine,
+    purity_samples_kernels,
+    purity_samples_native,
+    purity_samples_proposers,
+    purity_samples_roofline,
+)
 from .purity_samples import Call, Sample, call, declared, put_while_checking
 
-ROOTS = ("pytree", "random", "typing", "models", "kv", "weights", "text", "sampling", "speculate", "schedule", "engine")
+ROOTS = ("pytree", "random", "typing", "models", "kv", "weights", "cost", "text", "sampling", "speculate", "schedule", "engine")
 
 
 # What is looked at
@@ -273,7 +280,15 @@ def methods(cls: type) -> Iterator[Any]:
 
 # A decorator of classes and a context manager are no functions of values; they are looked at through these.
 STAND_INS = types.MappingProxyType({name_of(pytree.checking): put_while_checking, name_of(pytree.state()): declared})
-SAMPLES = [*purity_samples.samples(), *purity_samples_engine.samples(), *purity_samples_kernels.samples()]
+FILES = (
+    purity_samples,
+    purity_samples_engine,
+    purity_samples_kernels,
+    purity_samples_native,
+    purity_samples_proposers,
+    purity_samples_roofline,
+)
+SAMPLES = [sample for file in FILES for sample in file.samples()]
 
 
 def missing(wanted: Iterator[Any], samples: Sequence[Sample]) -> list[str]:

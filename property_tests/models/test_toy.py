@@ -102,7 +102,7 @@ def test_a_small_llama_has_the_weights_of_its_key() -> None:
 def test_a_small_llama_at_fewer_bits_is_the_same_model_rounded() -> None:
     fine, coarse = toy.llama(key(3)), toy.llama(key(3), dtype=torch.bfloat16)
     assert torch.equal(fine.params.head.to(torch.bfloat16), coarse.params.head)
-    assert logits(coarse, WORDS).dtype is torch.bfloat16
+    assert logits(coarse, WORDS).dtype is torch.float32  # logits are wide, whatever the weights are
     assert torch.allclose(logits(coarse, WORDS).double(), logits(fine, WORDS), atol=0.2)
 
 

@@ -105,7 +105,7 @@ def test_no_batch_asks_for_a_new_build() -> None:
     [
         ({"x": torch.zeros(3)}, "x and weight are"),
         ({"weight": torch.zeros(4, 3)}, "x and weight are"),
-        ({"weight": torch.zeros(4, 2).half()}, "expected one dtype"),
+        ({"x": torch.zeros(1, 2).half()}, "expected one dtype"),
         ({"x": torch.zeros(1, 2).int(), "weight": torch.zeros(4, 2).int()}, "x is torch.int32"),
         ({"x": torch.zeros(1, 2, device="meta")}, "expected one device"),
         ({"impl": "cuda"}, "impl is 'cuda'"),

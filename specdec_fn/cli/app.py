@@ -7,7 +7,9 @@ from specdec_fn.cli.bench import app as bench
 from specdec_fn.cli.chat import chat
 from specdec_fn.cli.demo import demo
 from specdec_fn.cli.generate import generate
+from specdec_fn.cli.ladder import ladder
 from specdec_fn.cli.prove import prove
+from specdec_fn.cli.roofline import roofline
 
 __all__ = ["app"]
 
@@ -23,4 +25,6 @@ app.command()(chat)
 app.command()(prove)
 app.command()(audit)
 app.command()(demo)
+app.command()(roofline)
+app.command()(ladder)
 app.add_typer(bench, name="bench")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_fn.cli import choice
 from specdec_fn.cli import options as o
 
 __all__ = ["chat"]
@@ -16,9 +17,11 @@ def chat(
     model: o.ModelName = "smollm2-135m",
     system: Annotated[str | None, typer.Option("--system", help="A system message to begin with.")] = None,
     proposer: o.ProposerName = "ngram",
+    draft_model: o.DraftModel = None,
     verifier: o.VerifierName = "token",
     lossy: o.Lossy = False,
-    k: o.K = 5,
+    k: choice.KOrAuto = "5",
+    curve: choice.CurveFile = None,
     seed: o.Seed = 0,
     max_tokens: o.MaxTokens = 256,
     stop: o.Stop = None,
@@ -37,8 +40,11 @@ def chat(
     from specdec_fn.doors import generate as door
 
     sampling = o.sampling_of(temperature, top_k, top_p, min_p, 1.0, repetition_penalty, 0.0, 0.0, None, None, None, 0)
-    rule = o.verifier_of(verifier, lossy)
+    asked = choice.setting(k, curve)
+    rule, drafts = o.verifier_of(verifier, lossy), o.proposer_name(proposer, draft_model)
     target, tokenizer = o.load_model(model)
+    guess = o.proposer_of(drafts, o.load_draft(draft_model, tokenizer), target, sampling)
+    chosen = choice.choose(asked, target, guess, sampling, rule)
     console = Console()
     messages = [] if system is None else [{"role": "system", "content": system}]
     turn = 0
@@ -63,9 +69,9 @@ def chat(
                 tokenizer=tokenizer,
                 seed=seed + turn,
                 sampling=sampling,
-                proposer=None if proposer == "none" else proposer,
+                proposer=chosen.proposer,
                 verifier=rule,
-                k=k,
+                k=chosen.k,
                 max_tokens=max_tokens,
                 stop=stop or (),
                 on_piece=show,
@@ -73,7 +79,7 @@ def chat(
         answer = "".join(piece.text for piece in pieces)
         messages.append({"role": "assistant", "content": answer})
         if json_:
-            print(json.dumps({"seed": seed + turn, **as_json(done, pieces)}), flush=True)
+            print(json.dumps({"seed": seed + turn, **as_json(done, pieces), **chosen.as_json()}), flush=True)
         else:
             print(flush=True)
             print(f"seed {seed + turn} · {summary(done) if done else 'interrupted'}", file=sys.stderr)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_fn.cli import choice
 from specdec_fn.cli import options as o
 
 __all__ = ["as_json", "generate", "summary"]
@@ -34,9 +35,11 @@ def generate(
     model: o.ModelName = "smollm2-135m",
     chat: Annotated[bool, typer.Option("--chat", help="Take the prompt as a user's message, through the model's chat template.")] = False,
     proposer: o.ProposerName = "ngram",
+    draft_model: o.DraftModel = None,
     verifier: o.VerifierName = "token",
     lossy: o.Lossy = False,
-    k: o.K = 5,
+    k: choice.KOrAuto = "5",
+    curve: choice.CurveFile = None,
     seed: o.Seed = 0,
     max_tokens: o.MaxTokens = 128,
     stop: o.Stop = None,
@@ -90,16 +93,18 @@ def generate(
         allowed_ids,
         min_tokens,
     )
+    asked = choice.setting(k, curve)
     if input_ is not None and output is not None:
         from specdec_fn.cli.offline import Defaults, Shape, offline
 
         defaults = Defaults(
             model=model,
             chat=chat,
-            proposer=proposer,
+            proposer=o.proposer_name(proposer, draft_model),
+            draft_model=draft_model,
             verifier=verifier,
             lossy=lossy,
-            k=k,
+            k=choice.whole(asked, "--input"),
             seed=seed,
             max_tokens=max_tokens,
             stop=tuple(stop or ()),
@@ -115,8 +120,10 @@ def generate(
     from specdec_fn.doors import generate as door
 
     text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
-    rule = o.verifier_of(verifier, lossy)
+    rule, drafts = o.verifier_of(verifier, lossy), o.proposer_name(proposer, draft_model)
     target, tokenizer = o.load_model(model)
+    guess = o.proposer_of(drafts, o.load_draft(draft_model, tokenizer), target, sampling)
+    chosen = choice.choose(asked, target, guess, sampling, rule, invariant=invariant)
     ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
     painter = Painter(Console(), tokenizer, ids)
     pieces: list[Any] = []
@@ -134,9 +141,9 @@ def generate(
             tokenizer=tokenizer,
             seed=seed,
             sampling=sampling,
-            proposer=None if proposer == "none" else proposer,
+            proposer=chosen.proposer,
             verifier=rule,
-            k=k,
+            k=chosen.k,
             max_tokens=max_tokens,
             stop=stop or (),
             ignore_eos=ignore_eos,
@@ -146,7 +153,7 @@ def generate(
     except KeyboardInterrupt:
         interrupted = True
     if json_:
-        print(json.dumps({"model": model, "seed": seed, "prompt": text, **as_json(done, pieces)}))
+        print(json.dumps({"model": model, "seed": seed, "prompt": text, **as_json(done, pieces), **chosen.as_json()}))
     else:
         print()
         print(f"seed {seed} · {summary(done) if done else 'interrupted'}", file=sys.stderr)

@@ -60,6 +60,7 @@ class Defaults(NamedTuple):
     model: str
     chat: bool
     proposer: str
+    draft_model: str | None
     verifier: str
     lossy: bool
     k: int
@@ -83,14 +84,16 @@ def offline(source: str, output: str, shape: Shape, defaults: Defaults, json_: b
         with Status(f"reading {source}"):
             asked = stack.enter_context(batch.prompts(source, lambda line: _request(line, defaults)))
         target, tokenizer = o.load_model(defaults.model)
+        draft = o.load_draft(defaults.draft_model, tokenizer)
         state = _engine(target, tokenizer, shape, defaults)
-        submit(state, replace(first, max_tokens=1))  # nor should it be said in every result; the state is dropped
-        settings = {"input": asked.digest, "model": state.model, **_decisive(defaults)}
+        checked, _ = submit(state, _drafting(replace(first, max_tokens=1), draft, target))  # nor should it be said in every result
+        state = replace(state, family=checked.family)  # the request is dropped, models that were made for it are not
+        settings = {"input": asked.digest, "model": state.model, **_decisive(defaults), **_identity(draft)}
         kept = stack.enter_context(batch.results(output, settings, asked.lines))
 
         def request_of(line: "Line") -> "Request":
             request = _request(line, defaults)
-            return replace(request, prompt=_prompt(line.fields, defaults.chat, tokenizer))
+            return _drafting(replace(request, prompt=_prompt(line.fields, defaults.chat, tokenizer)), draft, target)
 
         left = (line for line in asked if not kept.has(line.number))
         start = time.monotonic()
@@ -153,7 +156,7 @@ def _request(line: "Line", defaults: Defaults) -> "Request":
         stop=stop.init(stops).strings,
         ignore_eos=given.get("ignore_eos", defaults.ignore_eos),
         k=given.get("k", defaults.k),
-        proposer=_proposer(given.get("proposer", defaults.proposer)),
+        proposer=o.proposer_name(given.get("proposer", defaults.proposer), defaults.draft_model),
         verifier=_verifier(given.get("verifier", defaults.verifier), defaults.lossy),
     )
 
@@ -179,12 +182,16 @@ def _sampling(given: Mapping[str, Any], common: "SamplingParams") -> "SamplingPa
     return replace(common, **own)
 
 
-def _proposer(name: Any) -> str:
-    from specdec_fn.speculate import proposers
+def _drafting(request: "Request", draft: Any, target: Any) -> "Request":
+    """The request with the proposer of its second model, where there is one; an engine knows the others by their names."""
+    return request if draft is None else replace(request, proposer=o.proposer_of(str(request.proposer), draft, target, request.sampling))
 
-    if name != "none":
-        proposers.named(name)
-    return str(name)
+
+def _identity(draft: Any) -> dict[str, str]:
+    """What decides results besides the options: which model drafts."""
+    from specdec_fn.engine.identity import identity
+
+    return {} if draft is None else {"draft": identity(draft)}
 
 
 def _verifier(name: Any, lossy: bool) -> Any:
@@ -206,7 +213,7 @@ def _prompt(given: Mapping[str, Any], chat: bool, tokenizer: Any) -> Any:
 def _decisive(defaults: Defaults) -> dict[str, Any]:
     """The options that decide the results, by their names."""
     options = defaults._asdict()
-    del options["model"], options["sampling"]  # a model is known by its fingerprint, not by its path
+    del options["model"], options["draft_model"], options["sampling"]  # a model is known by its fingerprint, not by its path
     return {**options, **asdict(defaults.sampling)}
 
 

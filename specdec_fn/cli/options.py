@@ -10,6 +10,7 @@ from specdec_fn.cli.status import Status
 __all__ = [
     "AllowedIds",
     "BadWords",
+    "DraftModel",
     "FrequencyPenalty",
     "Invariant",
     "Json",
@@ -30,13 +31,27 @@ __all__ = [
     "TopP",
     "TypicalP",
     "VerifierName",
+    "load_draft",
     "load_model",
+    "proposer_name",
+    "proposer_of",
     "sampling_of",
     "verifier_of",
 ]
 
 ModelName = Annotated[str, typer.Option("--model", help="An embedded name, a GGUF file, or a folder of safetensors.")]
-ProposerName = Annotated[str, typer.Option("--proposer", help="Who drafts: ngram, ngram_tree (for verifiers of trees), or none.")]
+ProposerName = Annotated[
+    str,
+    typer.Option(
+        "--proposer",
+        help="Who drafts: ngram, ngram_tree (for verifiers of trees), suffix, early_exit, quantized, draft_model (with --draft-model), or none; "
+        "some joined by + ask each in turn, as ngram+quantized.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft-model", help="A second model that drafts, named as --model is; its tokens must be the model's. Implies draft_model."),
+]
 VerifierName = Annotated[
     str,
     typer.Option(
@@ -109,6 +124,38 @@ def verifier_of(name: str, lossy: bool) -> Any:
     if rule is not None and not rule.lossless:
         raise ValueError(f"--verifier is {name!r}, which does not keep the target's law; expected a lossless one, or --lossy as well")
     return name
+
+
+def proposer_name(name: Any, draft: str | None) -> str:
+    """The proposer's name, checked; "draft_model" where a model is given and the name does not say how to use it. ValueError names what is known."""
+    from specdec_fn.speculate import proposers
+
+    if name != "none":
+        parts = proposers.names_in(name)
+        if draft is None and "draft_model" in parts:
+            raise ValueError(f"--proposer is {name!r} without a model to draft with; expected --draft-model as well")
+        return name if draft is None or "draft_model" in parts else "draft_model"
+    return "none" if draft is None else "draft_model"
+
+
+def proposer_of(name: str, draft: Any, target: Any, sampling: Any) -> Any:
+    """The proposer of a checked name: the name itself for the doors to judge, unless a second model drafts."""
+    from specdec_fn.speculate import proposers
+
+    if draft is None or name == "none":
+        return None if name == "none" else name
+    return proposers.named(name, target, sampling, made={"draft_model": draft})
+
+
+def load_draft(name: str | None, tokenizer: Any) -> Any:
+    """Loads a model to draft with, or None for none; ValueError where its tokens are not the target's."""
+    from specdec_fn.text import vocabulary
+
+    if name is None:
+        return None
+    model, own = load_model(name)
+    vocabulary.check_same(tokenizer, own)
+    return model
 
 
 def load_model(name: str) -> tuple[Any, Any]:

@@ -4,9 +4,12 @@ preemption and the prefix cache hold for both.
 In every pass the drafting model reads the tokens that it has not read, up to the last committed one, and then drafts, a row a forward for every
 request that drafts so far. The last drafted token is not read; a later pass does that if it stays. A page is published once it holds the drafting
 model's keys too (``Done.filled``), so a prefix hit serves both. A fork may read that one token again into a page that it shares: the same numbers.
+
+A model that shares the target's keys and values drafts in the target's own pool, behind the slots that count.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +18,7 @@ import torch.nn.functional as F
 from specdec_fn import models
 from specdec_fn.engine.law import Controls
 from specdec_fn.engine.laws import Ask, laws
+from specdec_fn.engine.sharing import in_dtype
 from specdec_fn.kv import paged, table
 from specdec_fn.kv.paged import Span
 from specdec_fn.kv.store import Store
@@ -87,7 +91,9 @@ def draft_together(
     (tensor([2, 0, 1]), 4)
     """
     model = models.invariant(model) if invariant else model
-    build = paged.attend_invariant if invariant else paged.attend
+    # The rows of a model in fewer bits may have another dtype than the target's pool, on which it may draft.
+    share, dtype = model.config.heads // max(model.config.kv_heads, 1), pool.keys.dtype
+    build = paged.attend_invariant if invariant else partial(paged.attend, share=share, dtype=dtype)
     context, ids_known = model.config.context, model.config.vocab_size
     lines = [list(reader.tokens) for reader in readers]
     reads = [reader.read for reader in readers]
@@ -108,7 +114,9 @@ def draft_together(
             positions += range(start, end)
             reads[place] = end
         drawing = [place for place in ends if len(probs[place]) < readers[place].most and len(lines[place]) == ends[place] < context]
-        logits, pool = _read(model, pool, ids, positions, build(spans), [place in drawing for place in ends], [span.count for span in spans])
+        logits, pool = _read(
+            model, pool, ids, positions, in_dtype(build(spans), dtype), [place in drawing for place in ends], [span.count for span in spans]
+        )
         rows = F.pad(logits.to("cpu", torch.float64), (0, vocab_size - logits.shape[1]), value=-torch.inf).split(1) if drawing else ()
         asks = [
             Ask(row, Controls(readers[place].sampling, tuple(lines[place][: readers[place].prompt])), lines[place][readers[place].prompt :], [])

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from specdec_fn import models
+from specdec_fn.engine import sharing
 from specdec_fn.engine.attention import CAUSAL, Attention, of_draft
 from specdec_fn.engine.generation import Pass
 from specdec_fn.engine.law import Law
@@ -105,7 +106,12 @@ def speculative(
     """
     run = begin(model, key, law, prompt, count, proposer, verifier, k, ends=ends, attention=attention)
     while run.left > 0:
-        run, draft = drafted(run, model.config.vocab_size)
+        if sharing.shares(run.proposer):
+            assert run.kv is not None, "a loop of its own has the cache"
+            run, draft, kv = sharing.drafted(run._replace(kv=None), run.kv, model.config.vocab_size, attention.chain)
+            run = run._replace(kv=kv)
+        else:
+            run, draft = drafted(run, model.config.vocab_size)
         ids, positions = (part.to(parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
             logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))

@@ -1,13 +1,14 @@
 """One request, checked and settled: everything a loop needs, and every refusal in one sentence."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from specdec_fn import models
-from specdec_fn.engine import ending
+from specdec_fn.engine import ending, sharing
 from specdec_fn.engine.attention import CAUSAL, INVARIANT, Attention
 from specdec_fn.engine.law import Controls, Law, law
 from specdec_fn.models import Config, Model
@@ -87,14 +88,19 @@ def settle(
     8
     """
     checked_model(model)
-    settled = terms(model.config, prompt, tokenizer, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, draft_fn)
+    common = tokenizer, sampling, proposer, verifier, k, max_tokens, stop_ids, stop, ignore_eos, draft_fn
+    settled = terms(model.config, prompt, *common, model=model)
     own = law(*settled.controls)
     if not invariant:
         return Job(model, CAUSAL, key(seed), own, settled)
     drafter = settled.proposer.drafter
     if drafter is not None:  # drafts that are drawn must have the same bits too
         same, vocab = models.invariant(drafter.model), model.config.vocab_size
-        settled = settled._replace(proposer=proposers.draft_model.proposer(same, sampling=drafter.sampling, vocab_size=vocab))
+        if drafter.again is None:
+            again = proposers.draft_model.proposer(same, sampling=drafter.sampling, vocab_size=vocab)
+        else:
+            again = drafter.again(same, vocab)
+        settled = settled._replace(proposer=again._replace(name=settled.proposer.name))
     return Job(models.invariant(model), INVARIANT, key(seed), own, settled)
 
 
@@ -123,11 +129,15 @@ def terms(
     stop: str | Sequence[str],
     ignore_eos: bool,
     draft_fn: Callable[[list[int]], Sequence[int]] | None = None,
+    *,
+    model: Model | None = None,
+    made: Mapping[str, Model] = MappingProxyType({}),
 ) -> Terms:
-    """Checks a request against the sizes of a model, without the model.
+    """Checks a request against the sizes of a model.
 
     Args:
-        config: the vocabulary and the context are read.
+        config: the vocabulary, the context and the shape of the cache are read.
+        model, made: the target, and what was made of it, for the names of proposers that draft with its weights; nothing else needs them.
 
     Raises:
         TypeError, ValueError: what was received and what was expected, in one sentence.
@@ -155,7 +165,9 @@ def terms(
     chosen = _verifier(verifier)
     if chosen.name == "greedy" and not sampling.greedy:
         raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
-    drafting = _proposer(proposer, draft_fn, k, vocab)
+    drafting = _proposer(proposer, draft_fn, k, vocab, lambda name: proposers.named(name, model, sampling, made=made))
+    if drafting is not None:
+        sharing.fits(drafting, config)
     limit = min(max_tokens, context - len(ids))
     return Terms(
         controls=Controls(sampling, tuple(ids), tuple(end for end in ends if end < vocab), _spelled(tokenizer, vocab)),
@@ -218,9 +230,15 @@ def _verifier(verifier: Verifier | str) -> Verifier:
     raise ValueError(f"verifier is {verifier!r}; expected a Verifier or one of the names {', '.join(verifiers.all)}")
 
 
-def _proposer(proposer: Proposer | str | None, draft_fn: Callable[[list[int]], Sequence[int]] | None, k: int, vocab: int) -> Proposer | None:
+def _proposer(
+    proposer: Proposer | str | None,
+    draft_fn: Callable[[list[int]], Sequence[int]] | None,
+    k: int,
+    vocab: int,
+    named: Callable[[Proposer | str], Proposer],
+) -> Proposer | None:
     if draft_fn is None:
-        return None if proposer is None else proposers.named(proposer)
+        return None if proposer is None else named(proposer)
     if proposer is not None:
         raise ValueError(f"draft_fn together with proposer {getattr(proposer, 'name', proposer)!r}; expected one of the two")
     if not callable(draft_fn):

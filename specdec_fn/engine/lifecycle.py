@@ -11,7 +11,7 @@ from specdec_fn.engine.job import Terms, terms
 from specdec_fn.engine.mute import is_mute
 from specdec_fn.engine.request import Request
 from specdec_fn.engine.running import Running
-from specdec_fn.engine.state import EngineState, Record, number_of, pool, record_of
+from specdec_fn.engine.state import EngineState, Record, number_of, pool, record_of, with_kin
 from specdec_fn.random import Key, fold_in, key
 from specdec_fn.speculate import Proposer
 
@@ -45,6 +45,7 @@ def submit(state: EngineState, request: Request) -> tuple[EngineState, int]:
     """
     if not isinstance(request, Request):
         raise TypeError(f"request is {request!r:.80}; expected an engine.Request")
+    state = _with_kin(state, request)
     settled = _settled(state, request)
     number = state.counters.submitted
     own = fold_in(state.key, number) if request.seed is None else key(request.seed)
@@ -102,6 +103,7 @@ def fork(state: EngineState, request_id: int, *, seed: int | None = None, **chan
     if unknown:
         raise TypeError(f"fork changes {', '.join(unknown)}; expected some of k, proposer, verifier and sampling")
     request = dataclasses.replace(old.request, seed=seed, **changes)
+    state = _with_kin(state, request)
     settled = _settled(state, request)
     state, drafter = with_drafter(state, settled.proposer)
     own = fold_in(fold_in(old.run.key, FORK), old.forks) if seed is None else key(seed)
@@ -120,7 +122,7 @@ def fork(state: EngineState, request_id: int, *, seed: int | None = None, **chan
 
 
 def with_drafter(state: EngineState, proposer: Proposer) -> tuple[EngineState, int]:
-    """The state with a pool for the proposer's drafting model, and that pool's place; -1 where it drafts with none.
+    """The state with a pool for the proposer's drafting model, and that pool's place; -1 where it drafts with none, or in the target's pool.
 
     >>> import torch
     >>> from specdec_fn.engine.state import init
@@ -131,7 +133,7 @@ def with_drafter(state: EngineState, proposer: Proposer) -> tuple[EngineState, i
     -1
     """
     drafter = proposer.drafter
-    if drafter is None:
+    if drafter is None or drafter.shares:
         return state, -1
     known = [place for place, other in enumerate(state.drafters) if other is drafter.model]
     if known:
@@ -168,6 +170,11 @@ def renewed(state: EngineState, request: Request, own: Key, tokens: Sequence[int
     return record._replace(run=run, ending=feeding, said=(kept.text,), grammar=grown)
 
 
+def _with_kin(state: EngineState, request: Request) -> EngineState:
+    family = with_kin(state.family, state.config.proposer if request.proposer is None else request.proposer)
+    return state if family is state.family else dataclasses.replace(state, family=family)
+
+
 def _settled(state: EngineState, request: Request) -> Terms:
     config = state.config
     proposer = config.proposer if request.proposer is None else request.proposer
@@ -185,6 +192,8 @@ def _settled(state: EngineState, request: Request) -> Terms:
         request.stop_ids,
         request.stop,
         request.ignore_eos,
+        model=state.family.target,
+        made=state.family.kin,
     )
     if settled.limit < 1:
         raise ValueError(
@@ -195,7 +204,7 @@ def _settled(state: EngineState, request: Request) -> Terms:
 
 def _record(request: Request, settled: Terms, own: Key, drafter: int) -> Record:
     prompt, k = settled.prompt, settled.k
-    guess = settled.proposer.init(list(prompt)) if settled.proposer.drafter is None else ()
+    guess = settled.proposer.init(list(prompt))
     how = settled.proposer, settled.verifier, k, guess, None, settled.ending.stop_ids
     run = Running(own, None, tuple(prompt), len(prompt), settled.limit, *how)
     grammar = None if request.constraint is None else request.constraint[0]

@@ -20,7 +20,7 @@ from specdec_fn.engine.job import checked_model
 from specdec_fn.engine.lifecycle import renewed, with_drafter
 from specdec_fn.engine.mute import mute
 from specdec_fn.engine.request import Config, Constraint, Request
-from specdec_fn.engine.state import EngineState, Record, init
+from specdec_fn.engine.state import EngineState, Record, init, with_kin
 from specdec_fn.kv import store
 from specdec_fn.models import Model
 from specdec_fn.pytree import alive
@@ -126,6 +126,9 @@ def _restored(model: Model, arrays: dict[str, Tensor], written: dict[str, Any], 
     tokenizer = tokenizer if tokenizer or spelled is None else mute(spelled["eos_ids"], spelled["size"])
     fresh = init(model, Config(**_unsettled(written["config"], given)), tokenizer)
     fresh = _with_drafters(fresh, written["drafters"], given)
+    for _, old in written["records"]:
+        named = decoded(old["request"]["proposer"], []) if isinstance(old["request"]["proposer"], str) else None
+        fresh = dataclasses.replace(fresh, family=with_kin(fresh.family, named))
     records = HashTrieMap({number: _renewed(fresh, number, old, tensors, given) for number, old in written["records"]})
     pools = [_filled(pool, arrays, place, written["held"]) for place, pool in enumerate((fresh.store, *fresh.drafts))]
     work, counters = decoded(written["work"], tensors), decoded(written["counters"], tensors)

@@ -6,6 +6,8 @@ together when one of them is stepped; ``clone`` owns a copy of it.
 
 import dataclasses
 import operator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rpds import HashTrieMap
@@ -27,9 +29,10 @@ from specdec_fn.pytree import state as pytree_state
 from specdec_fn.random import Key, key
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.schedule import Schedule
+from specdec_fn.speculate import proposers
 from specdec_fn.text import Tokenizer
 
-__all__ = ["Counters", "EngineState", "Record", "clone", "free_pages", "init", "number_of", "pool", "record_of"]
+__all__ = ["Counters", "EngineState", "Family", "Record", "clone", "free_pages", "init", "number_of", "pool", "record_of", "with_kin"]
 
 
 class Record(NamedTuple):
@@ -92,7 +95,20 @@ class Counters(NamedTuple):
     captured: int = 0
 
 
-@pytree_state(static=("config", "sizes", "tokenizer", "model", "drafters"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Family:
+    """The target, and the drafting models that were made of its weights; equal to itself only, since parameters are not compared.
+
+    Attributes:
+        target: the model that the engine was made for.
+        kin: by the names of proposers.
+    """
+
+    target: Model
+    kin: Mapping[str, Model]
+
+
+@pytree_state(static=("config", "sizes", "tokenizer", "model", "drafters", "family"))
 class EngineState:
     """Everything an engine knows, but the model's parameters.
 
@@ -101,13 +117,14 @@ class EngineState:
         sizes: the model's configuration, with the engine's context.
         tokenizer: spells, or None.
         model: a fingerprint of the model that it was made for.
-        drafters: the drafting models in use.
+        drafters: the drafting models in use that have pools of their own.
         key: of requests without a seed.
         records: persistent map from request id to ``Record``, of all that wait or run.
         work: the scheduler's state: queues, page tables, free pages, prefix cache.
         store: the pool of keys and values.
         drafts: the drafting models' pools, one each, with the same pages.
         counters: totals.
+        family: the target, and the drafting models that are made of its weights.
     """
 
     config: Config
@@ -121,6 +138,7 @@ class EngineState:
     store: store.Store
     drafts: tuple[store.Store, ...]
     counters: Counters
+    family: Family
 
 
 def init(model: Model, config: Config, tokenizer: Tokenizer | None = None) -> EngineState:
@@ -148,10 +166,28 @@ def init(model: Model, config: Config, tokenizer: Tokenizer | None = None) -> En
     sizes = dataclasses.replace(model.config, context=context)
     if config.invariant and model.invariant is None:
         raise ValueError(f"this {sizes.architecture} model has no invariant form; expected Config(invariant=False)")
-    terms(sizes, [0], tokenizer, SamplingParams(temperature=0), config.proposer, config.verifier, config.k, 1, (), (), False)  # what it says, early
+    family, greedy = with_kin(Family(model, MappingProxyType({})), config.proposer), SamplingParams(temperature=0)
+    how = config.proposer, config.verifier, config.k, 1, (), (), False
+    terms(sizes, [0], tokenizer, greedy, *how, model=model, made=family.kin)  # what it says, early
     limits = schedule.Limits(config.page_size, config.num_pages, config.max_batch, config.prefix_cache)
     own = pool(model, config)
-    return EngineState(config, sizes, tokenizer, identity(model), (), key(config.seed), HashTrieMap(), schedule.init(limits), own, (), Counters())
+    work = schedule.init(limits)
+    return EngineState(config, sizes, tokenizer, identity(model), (), key(config.seed), HashTrieMap(), work, own, (), Counters(), family)
+
+
+def with_kin(family: Family, proposer: Any) -> Family:
+    """The family with the drafting models that a proposer's name needs; each is made once, and serves all requests that name it.
+
+    Raises:
+        TypeError, ValueError: a target of which no such model can be made. Unknown names are left to who looks them up.
+
+    >>> from specdec_fn.models import toy
+    >>> list(with_kin(Family(toy.llama(key(0)), {}), "ngram+early_exit").kin)
+    ['early_exit']
+    """
+    parts = proposer.split("+") if isinstance(proposer, str) else ()
+    made = {name: proposers.drafting(name, family.target) for name in parts if name in proposers.of_target and name not in family.kin}
+    return Family(family.target, MappingProxyType({**family.kin, **made})) if made else family
 
 
 def record_of(state: EngineState, request_id: int) -> Record:

@@ -13,6 +13,7 @@ from specdec_fn.kv import dense
 from specdec_fn.kv.dense import Attend, DenseCache
 from specdec_fn.pytree import donates
 from specdec_fn.typing import Bool, Float, Int, Tensor
+from specdec_kernels import row_attention
 
 __all__ = ["attend", "attend_invariant", "keep"]
 
@@ -34,6 +35,8 @@ def attend(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
     tensor([1., 2., 3.])
     """
 
+    lines = tuple(row.nonzero().squeeze(1) for row in seen)
+
     @donates("kv")
     def branching(
         kv: DenseCache,
@@ -42,6 +45,8 @@ def attend(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
         key: Float[Tensor, "tokens kv_heads head_dim"],
         value: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], DenseCache]:
+        if row_attention.fits(query, key, kv.keys[layer]):
+            return _by_rows(kv, layer, query, key, value, lines)
         end = kv.length + key.shape[0]
         kv = dense.write(kv, layer, key, value)
         if not kv.mask:
@@ -55,8 +60,9 @@ def attend(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
 def attend_invariant(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
     """Builds the attention that gives each row of a tree the bits it would have in plain decoding along its own line.
 
-    For every row the rows of its line are laid behind the committed slots, in order, and the row attends to exactly those: the call that
-    ``dense.attend_invariant`` makes for a row of that position. Afterwards the cache holds the rows in the order of the pass.
+    On a CPU that is the C library, over exactly the slots of a row's line. Elsewhere, for every row the rows of its line are laid behind the
+    committed slots, in order, and the row attends to exactly those: the call that ``dense.attend_invariant`` makes for a row of that position.
+    Afterwards the cache holds the rows in the order of the pass.
 
     >>> from types import SimpleNamespace
     >>> cache = dense.init(SimpleNamespace(layers=1, kv_heads=1, head_dim=1), 4, dtype=torch.float32)
@@ -75,6 +81,8 @@ def attend_invariant(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
         key: Float[Tensor, "tokens kv_heads head_dim"],
         value: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], DenseCache]:
+        if row_attention.fits(query, key, kv.keys[layer], wait=True):
+            return _by_rows(kv, layer, query, key, value, lines)
         out = []
         for row, line in zip(query.split(1), lines, strict=True):
             kv = dense.write(kv, layer, key[line], value[line])
@@ -82,6 +90,17 @@ def attend_invariant(seen: Bool[Tensor, "tokens tokens"]) -> Attend:
         return torch.cat(out), dense.write(kv, layer, key, value)
 
     return branching
+
+
+def _by_rows(kv: DenseCache, layer: int, query: Tensor, key: Tensor, value: Tensor, lines: tuple[Tensor, ...]) -> tuple[Tensor, DenseCache]:
+    """Both, in the C library: a row sees the committed slots and those of its line."""
+    assert kv.length + key.shape[0] <= kv.capacity, f"{key.shape[0]} rows at {kv.length} of {kv.capacity} slots"
+    if len(kv.mask) != 4:
+        before, counts = torch.arange(kv.length), torch.tensor([kv.length + line.shape[0] for line in lines])
+        slots = torch.cat([part for line in lines for part in (before, kv.length + line)])
+        written = torch.arange(kv.length, kv.length + key.shape[0])
+        kv = dataclasses.replace(kv, mask=(written, slots, counts.cumsum(0) - counts, counts))
+    return row_attention.attend(query, key, value, kv.keys[layer], kv.values[layer], row_attention.Seen(*kv.mask)), kv
 
 
 @donates("kv")

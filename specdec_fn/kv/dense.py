@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
-from specdec_fn.pytree import donates, state
+from specdec_fn.pytree import donates, enforced, state
 from specdec_fn.typing import Float, Tensor
+from specdec_kernels import native, row_attention
 
 __all__ = [
     "Attend",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 Attend = Callable[..., tuple[Tensor, Any]]
+FEW = 16  # rows up to which the C library attends; more are a call of torch's
 
 
 @runtime_checkable
@@ -51,7 +53,8 @@ class DenseCache:
         keys: for each layer [capacity, kv_heads, head_dim]; slot i belongs to position i. Layers are separate tensors, so that each starts
             at the same alignment, on which the last bits of a sum may depend.
         values: the same for values.
-        mask: the additive mask of the pass under way, one tensor [rows, slots] that its first layer makes; () between passes.
+        mask: what the rows of the pass under way see, which its first layer works out: one additive mask [rows, slots], or the tensors of a
+            ``Seen``; () between passes.
         length: committed slots; what lies past them is not part of the state.
         capacity: slots.
     """
@@ -152,6 +155,8 @@ def attend(
             [2., 4.]]), 2)
     """
     rows, end = key.shape[0], kv.length + key.shape[0]
+    if rows <= FEW and row_attention.fits(query, key, kv.keys[layer]):
+        return _attend_few(kv, layer, query, key, value)
     kv = write(kv, layer, key, value)
     keys, values = _slots(kv.keys[layer], end), _slots(kv.values[layer], end)
     if rows == 1:
@@ -162,7 +167,7 @@ def attend(
     if kv.length == 0:
         out = F.scaled_dot_product_attention(turned, keys, values, is_causal=True, enable_gqa=True)
     else:
-        if not kv.mask or kv.mask[0].shape != (rows, end):
+        if len(kv.mask) != 1 or kv.mask[0].shape != (rows, end):
             kv = dataclasses.replace(kv, mask=(_mask(rows, end, query),))
         out = F.scaled_dot_product_attention(turned, keys, values, attn_mask=kv.mask[0], enable_gqa=True)
     return out.squeeze(0).transpose(0, 1), kv
@@ -178,8 +183,9 @@ def attend_invariant(
 ) -> tuple[Float[Tensor, "tokens heads head_dim"], DenseCache]:
     """Does what ``attend`` does, a query row at a time, so that no bit of a row depends on the rows beside it. DONATES ``kv``.
 
-    Row t is one call over exactly the slots 0 to length + t, on shapes that its position alone decides: the same call that plain decoding
-    makes for that position. Capacity, chunks and later slots have no part in it.
+    On a CPU that is the C library, whose sums run over a row's slots in one order. Elsewhere row t is one call over exactly the slots 0 to
+    length + t, on shapes that its position alone decides: the same call that plain decoding makes for that position. Capacity, chunks and later
+    slots have no part in it.
 
     >>> from types import SimpleNamespace
     >>> cache = init(SimpleNamespace(layers=1, kv_heads=1, head_dim=2), 4, dtype=torch.float32)
@@ -187,8 +193,21 @@ def attend_invariant(
     tensor([[1., 3.],
             [2., 4.]])
     """
+    if row_attention.fits(query, key, kv.keys[layer], wait=True):
+        return _attend_few(kv, layer, query, key, value)
     kv = write(kv, layer, key, value)
     return torch.cat([over(kv, layer, row, end) for end, row in enumerate(query.split(1), kv.length + 1)]), kv
+
+
+def _planned(kv: DenseCache, rows: int, dtype: torch.dtype, invariant: bool) -> row_attention.Plan | None:
+    """What a whole pass does to a cache, for a model that makes it in one call."""
+    if (rows > FEW and not invariant) or enforced() or not native.ready() or kv.length + rows > kv.capacity:
+        return None
+    return row_attention.planned(kv.keys, kv.values, dtype, row_attention.seen_up_to(kv.length, rows))
+
+
+attend.planned = _planned  # type: ignore[attr-defined]
+attend_invariant.planned = _planned  # type: ignore[attr-defined]
 
 
 def over(
@@ -257,6 +276,14 @@ def write(kv: DenseCache, layer: int, key: Float[Tensor, "tokens kv_heads head_d
     kv.keys[layer][kv.length : end] = key
     kv.values[layer][kv.length : end] = value
     return kv
+
+
+def _attend_few(kv: DenseCache, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, DenseCache]:
+    """Both, in the C library."""
+    assert kv.length + key.shape[0] <= kv.capacity, f"{key.shape[0]} rows at {kv.length} of {kv.capacity} slots"
+    if len(kv.mask) != 4 or kv.mask[0].shape[0] != key.shape[0]:
+        kv = dataclasses.replace(kv, mask=tuple(row_attention.seen_up_to(kv.length, key.shape[0])))
+    return row_attention.attend(query, key, value, kv.keys[layer], kv.values[layer], row_attention.Seen(*kv.mask)), kv
 
 
 def _slots(cached: Tensor, end: int) -> Tensor:

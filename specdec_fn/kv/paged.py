@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from specdec_fn.kv import store
+from specdec_fn.kv.by_rows import by_rows
 from specdec_fn.kv.dense import Attend
 from specdec_fn.kv.store import Store
 from specdec_fn.pytree import donates
 from specdec_fn.typing import Bool, Float, Tensor
+from specdec_kernels import native
 
 __all__ = ["Span", "attend", "attend_invariant", "attend_pure"]
 
@@ -72,12 +74,15 @@ class _Group(NamedTuple):
 def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Attend:
     """Builds the attention of a pass over several sequences, whose rows lie one after another in the pass.
 
-    What shares a call was measured (9 query and 3 key-value heads of 64, float32, one thread). A call costs some 25 us, as much as 60 to 100 slots
-    of padding: sequences with as many rows share one if their lengths differ by at most 48. One call in place of 16 for 16 rows at 128 slots takes
-    0.7 of the time, one in place of 4 for 4 times 6 rows at 200 slots 0.8; 16 lengths from 20 to 1,500, 98 apart, stay apart (joined up to a
-    quarter of their length: 1.08). A call reads at most 4,096 slots, past which joining gained nothing. 16 rows or more of one sequence are a
-    call of their own; to fold heads into rows gains nothing there. So is a run of 192 slots or more, read where it lies (8 of 256: 0.8 of the
-    time of one call; 16 of 128: 1.1). Whatever is no run is laid together slot by slot; page by page took 0.93 of the time of that step alone.
+    On a CPU a pass with fewer than 16 rows of each sequence goes through the C library, a row at a time (``by_rows``).
+
+    What shares a call of torch's was measured (9 query and 3 key-value heads of 64, float32, one thread). A call costs some 25 us, as much as 60
+    to 100 slots of padding: sequences with as many rows share one if their lengths differ by at most 48. One call in place of 16 for 16 rows at
+    128 slots takes 0.7 of the time, one in place of 4 for 4 times 6 rows at 200 slots 0.8; 16 lengths from 20 to 1,500, 98 apart, stay apart
+    (joined up to a quarter of their length: 1.08). A call reads at most 4,096 slots, past which joining gained nothing. 16 rows or more of one
+    sequence are a call of their own; to fold heads into rows gains nothing there. So is a run of 192 slots or more, read where it lies (8 of 256:
+    0.8 of the time of one call; 16 of 128: 1.1). Whatever is no run is laid together slot by slot; page by page took 0.93 of the time of that
+    step alone.
 
     Args:
         spans: the sequences, in the order of their rows.
@@ -95,6 +100,13 @@ def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.
     tensor([1., 2., 8.])
     """
     spans = _checked(spans)
+    if max(span.count for span in spans) < MANY and torch.device(device).type == "cpu" and native.ready():
+        return by_rows(spans, lambda: _attend_in_groups(spans, share, dtype, device))
+    return _attend_in_groups(spans, share, dtype, device)
+
+
+def _attend_in_groups(spans: tuple[Span, ...], share: int, dtype: torch.dtype, device: torch.device | str) -> Attend:
+    """``attend`` in calls of torch."""
     written = _places([slot for span in spans for slot in span.slots[-span.count :]], device)
     together = _together(spans)
     groups = tuple(_group(spans, members, share, dtype, device) for members in together)
@@ -115,8 +127,9 @@ def attend(spans: Sequence[Span], *, share: int = 1, dtype: torch.dtype = torch.
 def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu") -> Attend:
     """Builds the attention that gives each row the bits it has where its sequence is alone in a dense cache, chunk by chunk or row by row.
 
-    The keys of one sequence are laid together in order, and each of its rows makes the call that ``dense.attend_invariant`` makes at that
-    position, over exactly the keys it sees. Pages, the other sequences and their order have no part in it.
+    On a CPU that is the C library, as in ``dense.attend_invariant``. Elsewhere the keys of one sequence are laid together in order, and each of its
+    rows makes the call that is made there at that position, over exactly the keys it sees. Pages, the other sequences and their order have no part
+    in it.
 
     Args:
         spans: the sequences, in the order of their rows.
@@ -132,6 +145,13 @@ def attend_invariant(spans: Sequence[Span], *, device: torch.device | str = "cpu
     tensor([1., 2., 8.])
     """
     spans = _checked(spans)
+    if torch.device(device).type == "cpu" and native.wait():
+        return by_rows(spans, lambda: _attend_gathered(spans, device))
+    return _attend_gathered(spans, device)
+
+
+def _attend_gathered(spans: tuple[Span, ...], device: torch.device | str) -> Attend:
+    """``attend_invariant`` in calls of torch."""
     written = _written(spans, device)
     slots = tuple(_tensor(span.slots, device) for span in spans)
     lines = tuple(None if span.seen is None else tuple(row.nonzero().squeeze(1) for row in span.seen) for span in spans)

@@ -8,24 +8,23 @@ the number of rows is the same pass with its row-wise steps run a row, or a tile
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
-from torch.linalg import vector_norm
 from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.models.config import LLAMA_FAMILY, Config
 from specdec_fn.models.fused import steps
 from specdec_fn.models.model import Attend, Forward, Model
+from specdec_fn.models.native import Laid, Native
 from specdec_fn.models.product import product, tiled
 from specdec_fn.models.rope import attention_factor, frequencies, rotate, rotation
+from specdec_fn.models.rowwise import WIDER, Between, Rowwise, Unit, each, embedded, gate, norm, of_steps
 from specdec_fn.typing import Float, Int, Tensor
+from specdec_kernels.packed import Packed, joined, unpacked
 
 __all__ = ["Layer", "Params", "assemble", "model", "shapes"]
 
-WIDER = MappingProxyType({torch.bfloat16: torch.float32, torch.float16: torch.float32})
 C = TypeVar("C", bound=type)
 
 
@@ -65,14 +64,14 @@ class Layer:
     """
 
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Tensor | Packed
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Tensor
+    output: Tensor | Packed
     ffn_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | Packed
+    down: Tensor | Packed
 
 
 @_present
@@ -87,47 +86,29 @@ class Params:
         head: [vocab, width], or None where the embedding serves (tied).
     """
 
-    embedding: Tensor
+    embedding: Tensor | Packed
     layers: tuple[Layer, ...]
     norm: Tensor
-    head: Tensor | None
-
-
-class Unit(NamedTuple):
-    """What a norm of rows of one width needs besides its weight: 0, sqrt(width eps) and sqrt(width)."""
-
-    zero: Tensor
-    floor: Tensor
-    root: float
-
-
-class Rowwise(NamedTuple):
-    """The steps of a pass that treat rows apart."""
-
-    product: Callable[[Tensor, Tensor], Tensor]
-    norm: Callable[[Tensor, Tensor, Unit], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    gate: Callable[[Tensor], Tensor]
-    rotation: Callable[..., tuple[Tensor, Tensor]]
+    head: Tensor | Packed | None
 
 
 class _Static(NamedTuple):
     """What a pass knows before its arguments."""
 
     config: Config
-    frequencies: Tensor
-    factor: float
-    unit: Unit
-    head_unit: Unit
-    rowwise: Rowwise
+    between: Between
+    native: Native
 
 
 def model(config: Config, params: Params) -> Model:
     """Builds the model of a configuration and its parameters.
 
+    On a CPU what lies between attentions is one call of the C library, if that is there and the rows are few (``native``); else it is torch's
+    operators, on a GPU with kernels for the small steps (``fused``).
+
     Returns:
-        a ``Model`` with ``prefill`` and with an invariant form: products in tiles of 8 rows, every other step a row at a time, so that a
-        row's bits do not depend on its company.
+        a ``Model`` with ``prefill`` and with an invariant form, in which a row's bits do not depend on its company: the C library's, or products in
+        tiles of 8 rows and every other step a row at a time.
 
     Raises:
         ValueError: the configuration is not of the Llama family, or the parameters have another number of blocks.
@@ -142,17 +123,29 @@ def model(config: Config, params: Params) -> Model:
         raise ValueError(f"architecture {config.architecture!r} is not of the Llama family; expected one of {', '.join(LLAMA_FAMILY)}")
     if len(params.layers) != config.layers:
         raise ValueError(f"the parameters have {len(params.layers)} blocks; the configuration expects {config.layers}")
-    angles = frequencies(config.rope, config.head_dim).to(params.embedding.device)
+    plain = Rowwise(product, *steps(config)) if params.norm.is_cuda else Rowwise(product, norm, rotate, gate, rotation)
+    apart = Rowwise(tiled, each(norm), each(rotate, 3), each(gate), each(rotation))
+    native = Native(config, _angles(config, params), attention_factor(config.rope), Laid(config, params))
+    static, alone = (
+        _Static(config, _between(config, params, plain), native),
+        _Static(config, _between(config, params, apart), native._replace(invariant=True)),
+    )
+    return Model(config, params, **_forward(static)._asdict(), invariant=_forward(alone))
+
+
+def _angles(config: Config, params: Params) -> Tensor:
+    return frequencies(config.rope, config.head_dim).to(params.norm.device)
+
+
+def _between(config: Config, params: Params, do: Rowwise) -> Between:
+    """What lies between attentions, of these steps."""
     wide = WIDER.get(params.norm.dtype, params.norm.dtype)
 
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=wide, device=params.norm.device)
 
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
-    plain = Rowwise(product, *steps(config)) if params.norm.is_cuda else Rowwise(product, norm, rotate, gate, rotation)
-    static = _Static(config, angles, attention_factor(config.rope), unit, head_unit, plain)
-    apart = static._replace(rowwise=Rowwise(tiled, _each(norm), _each(rotate, 3), _each(gate), _each(rotation)))
-    return Model(config, params, **_forward(static)._asdict(), invariant=_forward(apart))
+    return of_steps(config, do, unit, head_unit, _angles(config, params), attention_factor(config.rope), params.norm.dtype)
 
 
 def _forward(static: _Static) -> Forward:
@@ -162,8 +155,11 @@ def _forward(static: _Static) -> Forward:
 def _apply(
     static: _Static, params: Params, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], kv: Any, attend: Attend
 ) -> tuple[Float[Tensor, "tokens vocab"], Any]:
-    x, kv = _blocks(static, params.layers, F.embedding(tokens, params.embedding), positions, kv, attend)
-    return _head(static, params, x), kv
+    logits = static.native.whole(params, tokens, positions, kv, attend)
+    if isinstance(logits, Tensor):
+        return logits, kv
+    x, kv, do = _blocks(static, params, tokens, positions, kv, attend)
+    return do.head(x, params), kv
 
 
 def _apply_at(
@@ -175,78 +171,45 @@ def _apply_at(
     attend: Attend,
     rows: Int[Tensor, "rows"],
 ) -> tuple[Float[Tensor, "rows vocab"], Any]:
-    x, kv = _blocks(static, params.layers, F.embedding(tokens, params.embedding), positions, kv, attend)
-    return _head(static, params, x[rows]), kv
-
-
-def _head(static: _Static, params: Params, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
-    x = static.rowwise.norm(x, params.norm, static.unit)
-    return static.rowwise.product(x, params.embedding if params.head is None else params.head)
+    logits = static.native.whole(params, tokens, positions, kv, attend, wanted=rows)
+    if isinstance(logits, Tensor):
+        return logits, kv
+    x, kv, do = _blocks(static, params, tokens, positions, kv, attend)
+    return do.head(x[rows], params), kv
 
 
 def _prefill(static: _Static, params: Params, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], kv: Any, attend: Attend) -> Any:
-    x = F.embedding(tokens, params.embedding)
-    return _blocks(static, params.layers, x, positions, kv, attend, keys_only=True)[1]
+    if static.native.whole(params, tokens, positions, kv, attend, keys_only=True):
+        return kv
+    return _blocks(static, params, tokens, positions, kv, attend, keys_only=True)[1]
 
 
 def _blocks(
     static: _Static,
-    layers: tuple[Layer, ...],
-    x: Float[Tensor, "tokens width"],
+    params: Params,
+    tokens: Int[Tensor, "tokens"],
     positions: Int[Tensor, "tokens"],
     kv: Any,
     attend: Attend,
     keys_only: bool = False,
-) -> tuple[Float[Tensor, "tokens width"], Any]:
-    """All blocks; ``keys_only`` stops once the last one has handed its keys over."""
-    config, do, unit = static.config, static.rowwise, static.unit
+) -> tuple[Float[Tensor, "tokens width"], Any, Between]:
+    """All blocks, and what the head is to be computed with; ``keys_only`` stops once the last one has handed its keys over."""
+    config, layers = static.config, params.layers
     parts = (config.heads, config.kv_heads, config.kv_heads)
-    cos, sin = do.rotation(positions, static.frequencies, static.factor, x.dtype, parts)
+    x = embedded(params.embedding, tokens)
+    if isinstance(params.embedding, Packed):
+        x = x.to(params.norm.dtype)
+    do = static.native.between(params, x) or static.between
+    turn = do.turn(positions)
+    heads: Tensor | None = do.begin(x, layers[0], turn)
     for index, layer in enumerate(layers):
-        rows = do.product(do.norm(x, layer.attention_norm, unit), layer.qkv)
-        if layer.qkv_bias is not None:
-            rows = rows + layer.qkv_bias
-        heads = rows.reshape(-1, sum(parts), config.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key, value = heads.split_with_sizes(parts, 1)
-            heads = torch.cat((do.norm(query, layer.q_norm, static.head_unit), do.norm(key, layer.k_norm, static.head_unit), value), 1)
-        query, key, value = do.rotate(heads, cos, sin).split_with_sizes(parts, 1)
+        assert heads is not None
+        query, key, value = heads.split_with_sizes(parts, 1)
         out, kv = attend(kv, index, query, key, value)
         if keys_only and index == len(layers) - 1:
             break
-        x = do.product(out.flatten(1), layer.output).add_(x)
-        x = do.product(do.gate(do.product(do.norm(x, layer.ffn_norm, unit), layer.gate_up)), layer.down).add_(x)
-    return x, kv
-
-
-def norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "width"], unit: Unit) -> Float[Tensor, "*rows width"]:
-    """Divides rows by their root mean square, in float32 at least: x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467).
-
-    Written sqrt(width) x / hypot(|x|, sqrt(width eps)) * weight: few operators, since on a few rows each costs more than its arithmetic.
-    A pass has 61 norms in a model of 30 blocks; torch's rms_norm takes about twice the time on a CPU.
-    """
-    length = vector_norm(x, 2, -1, True, dtype=WIDER.get(x.dtype)).hypot(unit.floor)
-    scaled = torch.addcdiv(unit.zero, x, length, value=unit.root) * weight
-    return scaled if scaled.dtype is x.dtype else scaled.to(x.dtype)
-
-
-def gate(rows: Float[Tensor, "tokens twice_ffn"]) -> Float[Tensor, "tokens ffn"]:
-    """Gates the second half of each row by the first: silu(gate) * up (arXiv 2002.05202)."""
-    first, second = rows.chunk(2, -1)
-    return F.silu(first).mul_(second)
-
-
-def _each(step: Callable[..., Any], rowwise: int = 1) -> Callable[..., Any]:
-    """The step with every row passed alone: the same call on the same shape gives the same bits, whatever the other rows.
-
-    The first ``rowwise`` arguments have a row for each token; a step may return one tensor or a pair.
-    """
-
-    def apart(*args: Any) -> Any:
-        done = [step(*row, *args[rowwise:]) for row in zip(*(rows.split(1) for rows in args[:rowwise]), strict=True)]
-        return torch.cat(done) if isinstance(done[0], Tensor) else tuple(map(torch.cat, zip(*done, strict=True)))
-
-    return apart
+        x, heads = do.between(x, out, layer, layers[index + 1] if index + 1 < len(layers) else None, turn)
+    return x, kv, do
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -272,7 +235,7 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return named
 
 
-def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
+def assemble(config: Config, get: Callable[[str], Tensor | Packed]) -> Params:
     """Asks for every tensor by its canonical name and fuses what is multiplied together.
 
     A tensor is asked for once, right before it is needed, and let go once it is copied into its place: the peak is the parameters plus one
@@ -280,7 +243,7 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
 
     Args:
         config: the sizes; they decide which names are asked for (``shapes`` lists them).
-        get: name -> tensor, float, in the half-split order of rotary components.
+        get: name -> tensor, float, in the half-split order of rotary components; or, for a matrix, a ``Packed`` one.
 
     Raises:
         ValueError: a tensor has another shape than the configuration says. Whatever ``get`` raises for a missing name passes through.
@@ -291,21 +254,24 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
     """
     expected = shapes(config)
 
-    def take(name: str) -> Tensor:
+    def take(name: str) -> Any:
         tensor = get(name)
         if tuple(tensor.shape) != expected[name]:
             raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}; the configuration expects {expected[name]}")
         return tensor
 
-    def fuse(*names: str) -> Tensor:
+    def fuse(*names: str) -> Any:
         rows = [expected[name][0] for name in names]
         first = take(names[0])
+        if isinstance(first, Packed):
+            return joined([first, *map(take, names[1:])], vectors)
         whole = first.new_empty((sum(rows), *expected[names[0]][1:]))
         places = whole.split(rows)
         places[0].copy_(first)
         del first
         for place, name in zip(places[1:], names[1:], strict=True):
-            place.copy_(take(name))
+            part = take(name)
+            place.copy_(unpacked(part) if isinstance(part, Packed) else part)
         return whole
 
     def block(i: int) -> Layer:
@@ -322,6 +288,7 @@ def assemble(config: Config, get: Callable[[str], Tensor]) -> Params:
             down=take(at + "down"),
         )
 
-    embedding = take("embedding")
+    embedding, last = take("embedding"), take("norm")
+    vectors = last.dtype
     layers = tuple(block(i) for i in range(config.layers))
-    return Params(embedding, layers, take("norm"), None if config.tied else take("head"))
+    return Params(embedding, layers, last, None if config.tied else take("head"))

@@ -8,6 +8,7 @@ from torch.utils import _pytree as torch_pytree
 
 from specdec_fn.models.config import Config
 from specdec_fn.typing import Float, Int, Tensor
+from specdec_kernels.packed import Packed
 
 __all__ = ["Attend", "Forward", "Model", "causal", "invariant", "logits", "parameter"]
 
@@ -135,10 +136,11 @@ def checked(config: Config, tokens: Tensor | Sequence[int]) -> Int[Tensor, "toke
 
 
 def parameter(model: Model) -> Tensor:
-    """Any one parameter: its dtype and device are the model's. An empty float32 tensor on the CPU where there is none.
+    """Any one parameter that is not packed: its dtype and device are the model's. An empty float32 tensor on the CPU where there is none.
 
     >>> from specdec_fn.models import toy
     >>> parameter(toy.bigram(torch.eye(2, dtype=torch.float64))).dtype
     torch.float64
     """
-    return next((leaf for leaf in torch_pytree.tree_iter(model.params) if isinstance(leaf, Tensor)), torch.empty(0))
+    leaves = torch_pytree.tree_iter(model.params, is_leaf=lambda one: isinstance(one, Packed))
+    return next((leaf for leaf in leaves if isinstance(leaf, Tensor)), torch.empty(0))

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from specdec_fn.typing import Float, Tensor
+from specdec_kernels.packed import Packed
+from specdec_kernels.rows import rows as packed_rows
 
 __all__ = ["product", "tiled"]
 
@@ -12,7 +14,7 @@ FEW = range(4, 16)
 SOME = range(16, 49)
 
 
-def product(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "tokens outputs"]:
+def product(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"] | Packed) -> Float[Tensor, "tokens outputs"]:
     """Multiplies every row by a weight matrix: rows @ weight.T.
 
     A float32 product of 4 to 15 rows on a CPU is cut into blocks of 32 weight rows, each multiplied while it is in the cache. Whole, it
@@ -24,6 +26,8 @@ def product(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs
     >>> product(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     tensor([[1., 2., 3.]])
     """
+    if isinstance(weight, Packed):
+        return packed_rows(rows, weight)
     count, (outputs, inputs) = rows.shape[0], weight.shape
     plain = weight.dtype is torch.float32 and weight.device.type == "cpu"
     if plain and count in FEW and outputs % BLOCK == 0:
@@ -34,7 +38,7 @@ def product(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs
     return F.linear(rows, weight)
 
 
-def tiled(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"], tile: int = 8) -> Float[Tensor, "tokens outputs"]:
+def tiled(rows: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"] | Packed, tile: int = 8) -> Float[Tensor, "tokens outputs"]:
     """Multiplies rows by a weight matrix in tiles of a fixed number of rows, the last one filled up with zeros.
 
     A library's product adds in an order that depends on how many rows it is given, so a row's last bits change with its company. At one

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_fn.random import Key, bits, fold_in
+from specdec_fn.random import Key, fold_in
 from specdec_fn.speculate.tape import RACE
 from specdec_fn.typing import Float, Int, Tensor
+from specdec_kernels.race_uniform import race_uniform
 
 __all__ = ["Race", "exponential", "noise", "tape", "winner"]
 
@@ -47,7 +48,7 @@ def noise(key: Key, position: int | Int[Tensor, "..."], vocab_size: int, dtype: 
     >>> rows.shape, rows[1].equal(noise(key(1), 5, 1000)), bool((rows > 0).all())
     (torch.Size([2, 1000]), True, True)
     """
-    return exponential(bits(fold_in(fold_in(key, RACE), position), (vocab_size,), width=64), dtype)
+    return race_uniform(fold_in(fold_in(key, RACE), position).words, vocab_size).neg_().log1p_().neg_().to(dtype)  # ``exponential`` of 64 bits
 
 
 def exponential(words: Int[Tensor, "..."], dtype: torch.dtype = torch.float64) -> Float[Tensor, "..."]:

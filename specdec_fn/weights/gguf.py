@@ -16,7 +16,7 @@ import torch
 from specdec_fn.typing import Tensor
 from specdec_fn.weights.gguf_quants import Buffer, by_id, byte_count, dequantize
 
-__all__ = ["Entry", "Gguf", "parse", "tensor", "unpermute"]
+__all__ = ["Entry", "Gguf", "parse", "raw", "tensor", "unpermute"]
 
 Rows = TypeVar("Rows", np.ndarray[Any, Any], Tensor)
 
@@ -132,11 +132,26 @@ def tensor(buffer: Buffer, entry: Entry, dtype: torch.dtype = torch.float32, *, 
     >>> tensor(bytes(2) + struct.pack("<2f", 1.5, -2.0), Entry("F32", (2,), 2, 8))
     tensor([ 1.5000, -2.0000])
     """
-    raw = memoryview(buffer).cast("B")[entry.start : entry.start + entry.size]
-    if interleaved:
-        # Before decoding: a row of blocks is a row of weights, and a fraction of its size.
-        raw = unpermute(np.frombuffer(raw, np.uint8).reshape(entry.shape[0], -1), interleaved).data.cast("B")
-    return dequantize(raw, entry.kind, entry.shape, dtype)
+    if not interleaved:
+        return dequantize(memoryview(buffer).cast("B")[entry.start : entry.start + entry.size], entry.kind, entry.shape, dtype)
+    return dequantize(raw(buffer, entry, interleaved).data.cast("B"), entry.kind, entry.shape, dtype)
+
+
+def raw(buffer: Buffer, entry: Entry, interleaved: int = 0) -> np.ndarray[Any, Any]:
+    """The bytes of one tensor, a row of blocks for each row of weights: a row of blocks can be moved before it is decoded, at a fraction of its size.
+
+    Args:
+        buffer, entry, interleaved: as for ``tensor``.
+
+    Returns:
+        uint8 [rows, bytes of a row]; a view of the buffer where nothing had to be moved.
+
+    >>> raw(bytes(2) + struct.pack("<2f", 1.5, -2.0), Entry("F32", (2, 1), 2, 8)).shape
+    (2, 4)
+    """
+    rows: np.ndarray[Any, Any] = np.frombuffer(memoryview(buffer).cast("B")[entry.start : entry.start + entry.size], np.uint8)
+    rows = rows.reshape(entry.shape[0], -1)
+    return unpermute(rows, interleaved) if interleaved else rows
 
 
 def unpermute(rows: Rows, heads: int) -> Rows:

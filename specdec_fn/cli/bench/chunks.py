@@ -2,8 +2,7 @@
 
 import json
 import statistics
-import time
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -13,21 +12,6 @@ from specdec_fn.cli.status import wide_console
 __all__ = ["chunks"]
 
 GATE, GATED = 0.1, (8_000, 256)  # of the longest gap unchunked, at this prompt and chunk
-SETTLED = 4  # steps of the running requests before the prompt arrives
-
-
-class Arrival(NamedTuple):
-    """What the running requests saw while the prompt was computed.
-
-    Attributes:
-        gap_ms: the longest time between two tokens of a running request.
-        first_ms: from the arrival of the prompt to its first token.
-        steps: passes in that time.
-    """
-
-    gap_ms: float
-    first_ms: float
-    steps: int
 
 
 def chunks(
@@ -47,18 +31,20 @@ def chunks(
 
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
-    from specdec_fn.cli.bench.serving import Watch, ratios
+    from specdec_fn.cli.bench.serving import Watch, conversations, ratios
+    from specdec_fn.stages.chunked_prefill import Arrival, arrival
 
     target, tokenizer = o.load_model(model)
     sizes = [size for size in dict.fromkeys(chunk or (256, 128, 64)) if size < length]
     if not sizes:
         raise ValueError(f"--length is {length}; expected more than a chunk of {min(chunk or (64,))}")
     found: dict[int, list[Arrival]] = {size: [] for size in (*sizes, length)}
+    prompts = conversations(tokenizer, "prose", running)
     with Watch("a long prompt") as watch:
-        _arrival(target, tokenizer, min(length, 2 * sizes[0]), running, sizes[0], seed, watch)  # warms up
+        arrival(target, prompts, min(length, 2 * sizes[0]), sizes[0], seed, watch)  # warms up
         for repeat in range(repeats):
             for size in list(found)[:: -1 if repeat % 2 else 1]:
-                found[size].append(_arrival(target, tokenizer, length, running, size, seed, watch))
+                found[size].append(arrival(target, prompts, length, size, seed, watch))
     gaps, firsts = ({size: [one[field] for one in found[size]] for size in found} for field in (0, 1))
     shares = {size: ratios(gaps[size], gaps[length]) for size in sizes}
     exact = all(one.steps == -(-length // size) for size in found for one in found[size])
@@ -85,36 +71,3 @@ def chunks(
     if gated:
         print(f"gate: with chunks of {GATED[1]} at most {GATE:g} of the gap unchunked, by the median: {'passed' if short else 'FAILED'}")
     return 0 if exact and short else 1
-
-
-def _arrival(target: Any, tokenizer: Any, length: int, running: int, chunk: int, seed: int, watch: Any) -> Arrival:
-    from specdec_fn import engine, random
-    from specdec_fn.cli.bench.serving import conversations, engine_for, whole
-    from specdec_fn.engine import Request
-
-    plain: dict[str, Any] = {"ignore_eos": True, "proposer": "none"}
-    prompts = conversations(tokenizer, "prose", running)
-    most = sum(-(-len(ids) // chunk) + 1 for ids in prompts) + SETTLED + -(-length // chunk)  # none ends while the prompt is computed
-    asked = [Request(ids, most, seed=place, **plain) for place, ids in enumerate(prompts)]
-    long = Request(whole(random.key(seed), length, 0, target.config.vocab_size - 1), 1, seed=running, **plain)
-    state = engine_for(target, [*asked, long], prefill_chunk=chunk)
-    for request in asked:
-        state, _ = engine.submit(state, request)
-    served: set[int] = set()
-    while len(served) < running:
-        state, events = engine.step(target, state)
-        served |= {event.request_id for event in events}
-    for _ in range(SETTLED):
-        state, _ = engine.step(target, state)
-    state, number = engine.submit(state, long)
-    before = state.counters.steps
-    start = time.perf_counter()
-    last, gap = dict.fromkeys(served, start), 0.0
-    while number in state.records:
-        state, events = engine.step(target, state)
-        now = time.perf_counter()
-        for event in events:
-            if event.request_id != number:
-                gap, last[event.request_id] = max(gap, now - last[event.request_id]), now
-        watch.say(f"chunks of {chunk}: {state.counters.steps - before} steps, longest gap {1e3 * gap:.0f} ms")
-    return Arrival(1e3 * gap, 1e3 * (time.perf_counter() - start), state.counters.steps - before)

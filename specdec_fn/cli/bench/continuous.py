@@ -1,33 +1,18 @@
 """``specdec bench continuous``: requests of ragged lengths, served as places come free, against batches that wait for their longest."""
 
-import heapq
 import json
 import statistics
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
 from specdec_fn.cli import options as o
 from specdec_fn.cli.status import wide_console
 
-__all__ = ["Shape", "continuous", "shapes"]
+__all__ = ["continuous"]
 
 GATE, GATED = 1.5, (128, 16, 512)  # times the rectangle, at these requests and lengths
 SHORTEST = 16
-WAYS = ("continuous", "shrinking", "rectangle")
-
-
-class Shape(NamedTuple):
-    """What a way of serving amounts to, by arithmetic.
-
-    Attributes:
-        steps: passes until all have ended.
-        rows: rows that give a token, over all steps; prompts come on top and are the same each way.
-    """
-
-    steps: int
-    rows: int
 
 
 def continuous(
@@ -52,16 +37,18 @@ def continuous(
     from specdec_fn import random
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
-    from specdec_fn.cli.bench.serving import Watch, ratios, whole
+    from specdec_fn.cli.bench.serving import Watch, conversations, ratios, whole
+    from specdec_fn.stages.continuous_batching import WAYS, Shape, served, shapes
 
     lengths = whole(random.key(seed), requests, SHORTEST if longest > SHORTEST else 1, longest)
     expected, wanted = shapes(lengths, batch), sum(lengths)
     target, tokenizer = o.load_model(model)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     counted: list[dict[str, Shape]] = []
+    prompts = conversations(tokenizer, "prose", requests)
     with Watch("serving") as watch:
         for repeat in range(repeats):
-            took, found = _round(target, tokenizer, lengths, batch, repeat, watch)
+            took, found = served(target, prompts, lengths, batch, watch, tokenizer=tokenizer, first=repeat * requests)
             counted.append(found)
             for name in WAYS:
                 seconds[name].append(took[name])
@@ -99,43 +86,3 @@ def continuous(
             f"gate: at least {GATE:g} times the rectangle, by the median: {'passed' if statistics.median(times['rectangle']) >= GATE else 'FAILED'}"
         )
     return 0 if passed else 1
-
-
-def shapes(lengths: Sequence[int], places: int) -> dict[str, Shape]:
-    """Steps and rows of every way, from the lengths alone: a request of n tokens holds a place for n steps.
-
-    >>> shapes([1, 3, 2], 2)
-    {'continuous': Shape(steps=3, rows=6), 'shrinking': Shape(steps=5, rows=6), 'rectangle': Shape(steps=5, rows=8)}
-    """
-    ends = [0] * places
-    for length in lengths:
-        heapq.heapreplace(ends, ends[0] + length)
-    batches = [lengths[start : start + places] for start in range(0, len(lengths), places)]
-    together = sum(map(max, batches))
-    return {
-        "continuous": Shape(max(ends), sum(lengths)),
-        "shrinking": Shape(together, sum(lengths)),
-        "rectangle": Shape(together, sum(max(part) * len(part) for part in batches)),
-    }
-
-
-def _round(target: Any, tokenizer: Any, lengths: list[int], batch: int, round_: int, watch: Any) -> tuple[dict[str, float], dict[str, Shape]]:
-    """Seconds of each way, and the steps and rows that the engine counted."""
-    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for, shares
-    from specdec_fn.engine import Request
-
-    prompts = conversations(tokenizer, "prose", len(lengths))
-    plain: dict[str, Any] = {"ignore_eos": True, "proposer": "none"}
-    asked = [Request(ids, n, seed=round_ * len(lengths) + i, **plain) for i, (ids, n) in enumerate(zip(prompts, lengths, strict=True))]
-    batches = [asked[start : start + batch] for start in range(0, len(asked), batch)]
-    grown = [[Request(one.prompt, max(part.max_tokens for part in group), seed=one.seed, **plain) for one in group] for group in batches]
-    groups = {"continuous": [asked], "shrinking": batches, "rectangle": grown}
-    # Room for the longest of everything in every place: no way is held up by rows or pages, and a prompt is computed in the pass that lets it in.
-    largest = Request(max(prompts, key=len), max(lengths), **plain)
-    services = {}
-    for name, own in groups.items():
-        state = engine_for(target, [largest] * batch, tokenizer, prefix_cache=False)
-        services[name] = Service(target, state, own)
-    totals = {name: sum(one.max_tokens for group in own for one in group) for name, own in groups.items()}
-    took = abreast({name: shares(service, totals[name]) for name, service in services.items()}, watch)
-    return took, {name: Shape(service.state.counters.steps, service.tokens) for name, service in services.items()}

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,8 +10,6 @@ from specdec_fn.cli import options as o
 from specdec_fn.cli.status import wide_console
 
 __all__ = ["graphs"]
-
-WAYS = ("eager", "captured")
 
 
 def graphs(
@@ -33,13 +31,17 @@ def graphs(
 
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
-    from specdec_fn.cli.bench.serving import Watch, ratios
+    from specdec_fn.cli.bench.serving import Watch, conversations, ratios
+    from specdec_fn.sampling import SamplingParams
+    from specdec_fn.stages.graphs import WAYS, both
 
     target, tokenizer = o.load_model(model)
     rows = []
     with Watch("graphs") as watch:
         for batch in batches or (1, 16):
-            rounds = [_round(target, tokenizer, batch, proposer, k, temperature, max_tokens, seed, watch) for seed in range(repeats)]
+            prompts = conversations(tokenizer, "prose", batch)
+            asked = {"sampling": SamplingParams(temperature), "proposer": proposer, "k": k}
+            rounds = [both(target, prompts, asked, max_tokens, seed, watch, tokenizer) for seed in range(repeats)]
             step_ms = {way: [1e3 * one["seconds"][way] / one["steps"][way] for one in rounds] for way in WAYS}
             same = sum(one["same"] for one in rounds)
             shares = ratios(step_ms["captured"], step_ms["eager"])
@@ -58,37 +60,3 @@ def graphs(
         table.add_row(str(row["batch"]), eager, quick, spread(row["ratios"]), f"{row['same']} of {row['of']}", took)
     wide_console().print(table)
     return 0
-
-
-def _round(
-    target: Any, tokenizer: Any, batch: int, proposer: str, k: int, temperature: float, max_tokens: int, seed: int, watch: Any
-) -> dict[str, Any]:
-    """Both ways on the same requests from the first step after their prompts on."""
-    import time
-
-    from specdec_fn.cli.bench.serving import Service, abreast, conversations, engine_for, shares
-    from specdec_fn.engine import Request
-    from specdec_fn.engine.graphs import Bucket, graphs
-    from specdec_fn.kv.table import pages_for
-    from specdec_fn.sampling import SamplingParams
-
-    how: dict[str, Any] = {"sampling": SamplingParams(temperature), "proposer": proposer, "k": k, "ignore_eos": True}
-    prompts = conversations(tokenizer, "prose", batch)
-    requests = [Request(ids, max_tokens, seed=seed * batch + place, **how) for place, ids in enumerate(prompts)]
-    pages = pages_for(max(map(len, prompts)) + max_tokens, page_size=16)
-    services = {}
-    for way in WAYS:
-        state = engine_for(target, requests, tokenizer, prefix_cache=False)
-        start = time.perf_counter()
-        rows = range(1, 2 if proposer == "none" else k + 2)
-        buckets = [Bucket(batch, count, pages, cuts=False) for count in rows] if way == "captured" else []
-        made = graphs(target, state, buckets)
-        took = time.perf_counter() - start
-        services[way] = Service(target, state, [requests], graphs=made)
-        next(services[way])  # prompts
-    before = {way: service.state.counters.steps for way, service in services.items()}
-    seconds = abreast({way: shares(service, batch * max_tokens) for way, service in services.items()}, watch)
-    steps = {way: service.state.counters.steps - before[way] for way, service in services.items()}
-    ended = [[service.ended[number].tokens for number in range(batch)] for service in services.values()]
-    same = sum(one == other for one, other in zip(*ended, strict=True))
-    return {"seconds": seconds, "steps": steps, "same": same, "compiled": took}

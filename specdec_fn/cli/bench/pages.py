@@ -1,9 +1,8 @@
 """``specdec bench pages``: what pages cost to take and give back as the pool grows, and how many sequences fit that take only what they need."""
 
-import itertools
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,7 @@ from specdec_fn.cli.status import Status, wide_console
 __all__ = ["pages"]
 
 GATE = 8.0  # sequences that fit, over those with the maximum reserved, at a mean of 200 slots
-RUN = 16  # pages of one alloc and one release
-RUNS = 31  # allocs before the releases; half of their pages were held before, the others are virgin
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-LONGEST = 399  # slots; lengths are uniform from 1, so the mean is 200
 
 
 def pages(
@@ -31,6 +27,7 @@ def pages(
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
     from specdec_fn.kv.table import pages_for
+    from specdec_fn.stages.block_allocator import LONGEST, RUN, fitted, microseconds, used
 
     whole = num_pages // pages_for(reserved, page_size=page_size)
     if not whole:
@@ -38,16 +35,16 @@ def pages(
     with Status("filling pools") as status:
         # Half used: the map of held pages grows with the pool. Equally used: nothing but the size differs.
         uses = {"half used": lambda size: size // 2, "500 pages used": lambda size: SIZES[0] // 2}
-        pools = {(use, size): _used(size, held(size)) for use, held in uses.items() for size in SIZES}
+        pools = {(use, size): used(size, held(size)) for use, held in uses.items() for size in SIZES}
         times: dict[tuple[str, int], list[float]] = {name: [] for name in pools}
         for repeat in range(repeats + 1):
             status.say(f"taking and giving back, run {repeat} of {repeats}")
             for name in list(pools)[:: 1 if repeat % 2 else -1]:
-                took = _microseconds(pools[name])
+                took = microseconds(pools[name])
                 if repeat:  # the first one warms up
                     times[name].append(took)
         status.say("fitting sequences")
-        paged, slots = _fitted(num_pages, page_size, seed)
+        paged, slots = fitted(num_pages, page_size, seed)
     ratios = {(use, size): [one / base for one, base in zip(times[use, size], times[use, SIZES[0]], strict=True)] for use, size in times}
     ratio, filled = paged / whole, slots / (num_pages * page_size)
     passed = ratio >= GATE
@@ -73,52 +70,3 @@ def _print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*row)
     wide_console().print(table)
-
-
-def _used(num_pages: int, held: int) -> Any:
-    """A pool with as many pages held, a few given back from all over those, and the rest virgin."""
-    from specdec_fn.kv import pages as pools
-
-    back = RUN * RUNS // 2
-    pool, ids = pools.alloc(pools.init(num_pages), held)
-    assert ids is not None
-    return pools.release(pool, ids[:: held // back][:back])
-
-
-def _microseconds(pool: Any) -> float:
-    """Median time of an alloc and of a release, added; the pool is a value and stays as it is, so every call does the same."""
-    import statistics
-    import time
-
-    from specdec_fn.kv import pages as pools
-
-    runs: list[tuple[int, ...]] = []
-    marks = [time.perf_counter()]
-    for _ in range(RUNS):
-        pool, ids = pools.alloc(pool, RUN)
-        assert ids is not None
-        runs.append(ids)
-        marks.append(time.perf_counter())
-    for ids in runs:
-        pool = pools.release(pool, ids)
-        marks.append(time.perf_counter())
-    steps = [1e6 * (after - before) for before, after in itertools.pairwise(marks)]
-    return statistics.median(steps[:RUNS]) + statistics.median(steps[RUNS:])
-
-
-def _fitted(num_pages: int, page_size: int, seed: int) -> tuple[int, int]:
-    """Sequences that fit before the first that does not, and the slots that they fill."""
-    import torch
-
-    from specdec_fn import random
-    from specdec_fn.kv import pages as pools
-    from specdec_fn.kv import table
-
-    key, pool, sequences, slots = random.key(seed), pools.init(num_pages), 0, 0
-    while True:
-        drawn = random.uniform(random.fold_in(key, sequences), (1024,))
-        for length in (1 + (drawn * LONGEST).to(torch.int64)).tolist():
-            room = table.reserve(pool, table.Table(), length, page_size=page_size)
-            if room is None:
-                return sequences, slots
-            pool, sequences, slots = room[0], sequences + 1, slots + length

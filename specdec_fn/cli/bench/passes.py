@@ -1,49 +1,5 @@
-"""A target pass of a few rows over a cache that holds something, to hold other costs against; and how busy the machine is meanwhile."""
+"""A target pass to hold other costs against, jobs timed in turns, and how busy the machine is: the stages measure with the same."""
 
-import os
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from specdec_fn.stages.passes import CONTEXT, in_turns, load_average, target_pass
 
-import torch
-
-from specdec_fn.kv import dense
-
-__all__ = ["in_turns", "load_average", "target_pass"]
-
-CONTEXT = 128  # committed tokens before the pass
-
-
-def target_pass(model: Any, rows: int, attend: dense.Attend = dense.attend) -> Callable[[], torch.Tensor]:
-    """A function that runs one pass of ``rows`` rows after some context and gives its logits; each call runs the same pass."""
-    context = min(CONTEXT, model.config.context - rows)
-    tokens = torch.arange(context + rows) * 101 % model.config.vocab_size
-    cache = dense.init(model.config, context + rows, dtype=model.params.embedding.dtype)
-    with torch.inference_mode():
-        _, cache = model.apply(model.params, tokens[:context], torch.arange(context), cache, attend)
-    cache = dense.advance(cache, context)
-    positions = torch.arange(context, context + rows)
-
-    def run() -> torch.Tensor:
-        with torch.inference_mode():
-            logits, _ = model.apply(model.params, tokens[context:], positions, cache, attend)
-        return logits
-
-    return run
-
-
-def in_turns(jobs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each job in each of ``repeats`` rounds, after one round that warms up; the order is turned round each time."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for repeat in range(repeats + 1):
-        for name, job in list(jobs.items())[:: 1 if repeat % 2 else -1]:
-            start = time.perf_counter()
-            job()
-            if repeat:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return times
-
-
-def load_average() -> float | None:
-    """Processes that wanted to run in the last minute, of which this is one; None where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+__all__ = ["CONTEXT", "in_turns", "load_average", "target_pass"]

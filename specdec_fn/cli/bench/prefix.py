@@ -2,8 +2,7 @@
 
 import json
 import statistics
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,8 +12,6 @@ from specdec_fn.cli.status import wide_console
 __all__ = ["prefix"]
 
 GATE, GATED = 0.1, 1024  # of the cold time, at this prefix
-WAYS = ("cold", "warm")
-PAGE = 16
 
 
 def prefix(
@@ -33,33 +30,14 @@ def prefix(
     import torch
     from rich.table import Table
 
-    from specdec_fn import engine, random
     from specdec_fn.cli.bench.paired import spread
     from specdec_fn.cli.bench.passes import load_average
-    from specdec_fn.cli.bench.serving import Watch, engine_for, ratios, whole
-    from specdec_fn.engine import Request
+    from specdec_fn.cli.bench.serving import Watch, ratios
+    from specdec_fn.stages.prefix_caching import PAGE, WAYS, first_tokens
 
     target, _ = o.load_model(model)
-    vocab, key = target.config.vocab_size, random.key(seed)
-    shared = whole(random.fold_in(key, 0), length, 0, vocab - 1)
-
-    def request(number: int, salt: bytes) -> Request:
-        return Request([*shared, *whole(random.fold_in(key, number), suffix, 0, vocab - 1)], 1, seed=number, ignore_eos=True, salt=salt)
-
-    # Two cold requests may come between two warm ones; what they leave in the cache must not push the shared prefix out of it.
-    state = engine_for(target, [request(1, b"")] * 4, page_size=PAGE, prefill_chunk=chunk)
-    ms: dict[str, list[float]] = {name: [] for name in WAYS}
-    cached: dict[str, list[int]] = {name: [] for name in WAYS}
     with Watch("first tokens") as watch:
-        for repeat in range(repeats + 1):
-            for name in WAYS[:: 1 if repeat % 2 else -1]:
-                watch.say(f"{name}, {repeat} of {repeats}")
-                state, _ = engine.submit(state, request(2 * repeat + WAYS.index(name) + 1, b"" if name == "warm" else f"cold {repeat}".encode()))
-                before = state.counters.cached
-                took, state = _first(target, state)
-                if repeat:  # the first round warms up, and the first warm request fills the cache
-                    ms[name].append(took)
-                    cached[name].append(state.counters.cached - before)
+        ms, cached = first_tokens(target, length, suffix, chunk, seed, repeats, watch)
     shares = ratios(ms["warm"], ms["cold"])
     held = {"cold": 0, "warm": length // PAGE * PAGE}
     exact = all(set(cached[name]) == {held[name]} for name in WAYS)
@@ -79,13 +57,3 @@ def prefix(
     if length == GATED:
         print(f"gate: at most {GATE:g} of the cold time, by the median: {'passed' if statistics.median(shares) <= GATE else 'FAILED'}")
     return 0 if passed else 1
-
-
-def _first(target: Any, state: Any) -> tuple[float, Any]:
-    """Milliseconds until the only request, which wants one token, has it."""
-    from specdec_fn import engine
-
-    start = time.perf_counter()
-    while len(state.records):
-        state, _ = engine.step(target, state)
-    return 1e3 * (time.perf_counter() - start), state

@@ -1,6 +1,6 @@
-"""The proposers, one room each, and the names of those that need no argument.
+"""The proposers, one room each, and the names of those that need no argument but the target.
 
-``draft_model`` is loaded on first use, since it alone brings in models and caches.
+Those that draft with a model are loaded on first use, since they alone bring in models and caches.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,39 +8,127 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate.proposer import Proposer
-from specdec_fn.speculate.proposers import ngram, ngram_tree, paying, scripted
+from specdec_fn.speculate.proposers import adaptive, first, ngram, ngram_tree, paying, scripted, suffix
 
 if TYPE_CHECKING:
-    from specdec_fn.speculate.proposers import draft_model
+    from specdec_fn.models import Model
+    from specdec_fn.speculate.proposers import draft_model, early_exit, quantized
 
-__all__ = ["draft_model", "named", "names", "ngram", "ngram_tree", "paying", "scripted"]
+__all__ = [
+    "adaptive",
+    "draft_model",
+    "drafting",
+    "early_exit",
+    "first",
+    "named",
+    "names",
+    "names_in",
+    "ngram",
+    "ngram_tree",
+    "of_target",
+    "paying",
+    "quantized",
+    "scripted",
+    "suffix",
+]
+
+LEAST = 1.0  # tokens that the draft of a model must save on average: it costs forwards of its own
 
 _FACTORIES: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
-    {"ngram": lambda: paying.proposer(ngram.proposer()), "ngram_tree": ngram_tree.proposer}
+    {
+        "ngram": lambda: paying.proposer(ngram.proposer()),
+        "ngram_tree": ngram_tree.proposer,
+        "suffix": lambda: paying.proposer(suffix.proposer()),
+    }
 )
-names: tuple[str, ...] = tuple(_FACTORIES)
+of_target: tuple[str, ...] = ("early_exit", "quantized")
+names: tuple[str, ...] = (*_FACTORIES, *of_target)
 
 
 def __getattr__(name: str) -> Any:
-    if name != "draft_model":
+    if name not in ("draft_model", *of_target):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
 
 
-def named(proposer: Proposer | str) -> Proposer:
-    """The proposer of a name, or the proposer itself.
+def named(
+    proposer: Proposer | str,
+    model: "Model | None" = None,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    *,
+    made: "Mapping[str, Model]" = MappingProxyType({}),
+) -> Proposer:
+    """The proposer of a name, or of several joined by "+" (the first that drafts wins), or the proposer itself.
 
     By name a proposer comes with ``paying``: it rests where its drafts do not pay. ``ngram.proposer()`` itself always drafts.
 
-    Raises:
-        ValueError: an unknown name, or something that is neither a name nor a Proposer.
+    Args:
+        proposer: a name, or a Proposer, which is handed on.
+        model: the target, for the names in ``of_target``, which draft with its own weights.
+        sampling: the controls of those drafts.
+        made: drafting models by name: for names in ``of_target`` those that ``drafting`` made before, which are then not made again; for
+            "draft_model", which has no model of its own, one with the target's ids.
 
-    >>> named("ngram").name
-    'ngram'
+    Raises:
+        ValueError: an unknown name, a name in ``of_target`` without a model, or something that is neither a name nor a Proposer; for the others
+            what their rooms raise.
+
+    >>> named("ngram").name, named("ngram+suffix").name
+    ('ngram', 'ngram+suffix')
     """
     if isinstance(proposer, Proposer):
         return proposer
-    if isinstance(proposer, str) and proposer in _FACTORIES:
-        return _FACTORIES[proposer]()
-    raise ValueError(f"proposer is {proposer!r}; expected a Proposer or one of the names {', '.join(names)}")
+    parts = [_of_name(name, model, sampling, made) for name in names_in(proposer)]
+    return parts[0] if len(parts) == 1 else first.proposer(*parts)
+
+
+def names_in(proposer: Any) -> tuple[str, ...]:
+    """The names that a name is made of.
+
+    Raises:
+        ValueError: an unknown name, or something that is none.
+
+    >>> names_in("ngram+quantized")
+    ('ngram', 'quantized')
+    """
+    parts = tuple(proposer.split("+")) if isinstance(proposer, str) else ()
+    if not parts or not set(parts) <= {*names, "draft_model"}:
+        known = ", ".join(names)
+        raise ValueError(f"proposer is {proposer!r:.80}; expected a Proposer or one of the names {known}, or some of them joined by +")
+    return parts
+
+
+def drafting(name: str, model: "Model") -> "Model":
+    """The model that a name in ``of_target`` drafts with.
+
+    Raises:
+        ValueError: another name; TypeError, ValueError: a target of which no such model can be made.
+
+    >>> from specdec_fn.models import toy
+    >>> from specdec_fn.random import key
+    >>> drafting("early_exit", toy.llama(key(0), layers=3)).config.layers
+    2
+    """
+    if name not in of_target:
+        raise ValueError(f"the name is {name!r:.80}; expected one of {', '.join(of_target)}")
+    made: Model = import_module(f"{__name__}.{name}").drafting(model)
+    return made
+
+
+def _of_name(name: str, model: "Model | None", sampling: SamplingParams, made: "Mapping[str, Model]") -> Proposer:
+    if name in _FACTORIES:
+        return _FACTORIES[name]()
+    if name == "draft_model" and name not in made:
+        raise ValueError("proposer 'draft_model' drafts with a second model; expected one with the name, or draft_model.proposer(...)")
+    if model is None and name not in made:
+        raise ValueError(f"proposer {name!r} drafts with the target's own weights; expected the target with the name")
+    own = made[name] if name in made else drafting(name, model)  # type: ignore[arg-type]
+    room = import_module(f"{__name__}.draft_model")
+    vocab = None if model is None else model.config.vocab_size
+    if name == "draft_model":
+        guess = room.proposer(own, sampling=sampling, vocab_size=vocab)
+    else:
+        guess = room.sharing(name, own, sampling=sampling, vocab_size=vocab)
+    return paying.proposer(guess, least=LEAST, start=1.5 * LEAST)

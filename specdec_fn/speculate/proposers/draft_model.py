@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from specdec_fn.kv import dense
 from specdec_fn.models import Model
 from specdec_fn.models.model import parameter
+from specdec_fn.pytree import donates
 from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import SamplingParams, distribution, draw
 from specdec_fn.sampling.processors import checked_ids
@@ -27,7 +28,7 @@ from specdec_fn.speculate.proposer import Drafter, Proposer
 from specdec_fn.speculate.tape import DRAFT, address
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["Held", "proposer"]
+__all__ = ["Controls", "Held", "drawn", "proposer", "sharing"]
 
 CHUNK = 256  # rows a forward takes at once: bounds the memory of a long prompt
 
@@ -44,6 +45,20 @@ class Held(NamedTuple):
     kv: dense.DenseCache | None
     tokens: tuple[int, ...]
     prompt: int
+
+
+class Controls(NamedTuple):
+    """What makes laws of a drafting model's logits.
+
+    Attributes:
+        sampling: the controls.
+        prompt: how many of a sequence's tokens are its prompt.
+        vocab_size: the target's number of ids.
+    """
+
+    sampling: SamplingParams
+    prompt: int
+    vocab_size: int
 
 
 def proposer(
@@ -94,20 +109,93 @@ def proposer(
         most = min(k, model.config.context - len(line)) if line and max(line[shared:]) < model.config.vocab_size else 0
         if most <= 0:
             return state, chain((), 0, torch.empty(0, vocab, dtype=torch.float64))
-        cache, laws = _room(model, state.kv, shared, len(line) + most - 1), []
-        for u in uniform(address(key, DRAFT, position), (most,)):
-            row, cache = _read(model, cache, line, attend)
-            law = _law(row, vocab, sampling, line, state.prompt)
-            token = int(draw(u, law))
-            if token < 0:
-                break
-            laws.append(law)
-            line.append(token)
-        drafted = line[len(tokens) :]
-        probs = torch.stack(laws) if laws else torch.empty(0, vocab, dtype=torch.float64)
-        return Held(cache, tuple(line[: cache.length]), state.prompt), chain(drafted, len(drafted), probs)
+        cache = _room(model, state.kv, shared, len(line) + most - 1)
+        controls = Controls(sampling, state.prompt, vocab)
+        draft, cache = drawn(key, model, cache, line, most, controls, attend, position=position)
+        held = (*line, *draft.tokens.tolist())[: cache.length]
+        return Held(cache, tuple(held), state.prompt), draft
 
-    return Proposer("draft_model", init, propose, Drafter(model, sampling))
+    def again(model: Model, vocab_size: int) -> Proposer:
+        return proposer(model, sampling=sampling, vocab_size=vocab_size)
+
+    return Proposer("draft_model", init, propose, Drafter(model, sampling, again=again))
+
+
+def sharing(
+    name: str,
+    model: Model,
+    *,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    vocab_size: int | None = None,
+) -> Proposer:
+    """The proposer of a model that has the target's first layers, in some form: where a loop or an engine runs it, it shares the target's cache.
+
+    ``propose`` itself keeps a cache of its own, as that of ``proposer``.
+
+    Args:
+        name: of the proposer.
+        model, sampling, vocab_size: as for ``proposer``.
+
+    Raises:
+        TypeError, ValueError: as ``proposer``.
+
+    >>> from specdec_fn.models import toy
+    >>> sharing("own", toy.bigram(torch.eye(3))).drafter.shares
+    True
+    """
+    plain = proposer(model, sampling=sampling, vocab_size=vocab_size)
+
+    def again(model: Model, vocab_size: int) -> Proposer:
+        return sharing(name, model, sampling=sampling, vocab_size=vocab_size)
+
+    return plain._replace(name=name, drafter=Drafter(model, sampling, shares=True, again=again))
+
+
+@donates("cache")
+def drawn(
+    key: Key,
+    model: Model,
+    cache: dense.DenseCache,
+    tokens: Sequence[int],
+    k: int,
+    controls: "Controls",
+    attend: dense.Attend,
+    *,
+    position: int,
+) -> tuple[Draft, dense.DenseCache]:
+    """Draws a draft from a model's own laws, a row a forward. DONATES ``cache``.
+
+    Args:
+        key: the request's key.
+        model: the drafting model.
+        cache: its keys and values of the first of the tokens, with room for all of them and for ``k - 1`` more.
+        tokens: the committed ids, at least one; all of them have a row in the model.
+        k: most tokens to draft; its context may leave fewer.
+        controls: what makes laws of its logits.
+        attend: how it attends to the cache.
+        position: the base of the pass.
+
+    Returns:
+        The draft, a chain with float64 laws, and the cache, which has read all tokens and all of the draft but its last token.
+
+    >>> from specdec_fn.models import toy
+    >>> from specdec_fn.random import key
+    >>> circle = toy.bigram(torch.eye(3).roll(1, dims=1))  # 0 -> 1 -> 2 -> 0
+    >>> cache = dense.init(circle.config, 8, dtype=torch.float32)
+    >>> drawn(key(0), circle, cache, [0, 1], 3, Controls(SamplingParams(), 2, 3), dense.attend, position=2)[0].tokens
+    tensor([2, 0, 1])
+    """
+    line, laws = list(tokens), []
+    for u in uniform(address(key, DRAFT, position), (min(k, max(model.config.context - len(line), 0)),)):
+        row, cache = _read(model, cache, line, attend)
+        law = _law(row, controls.vocab_size, controls.sampling, line, controls.prompt)
+        token = int(draw(u, law))
+        if token < 0:
+            break
+        laws.append(law)
+        line.append(token)
+    made = line[len(tokens) :]
+    return chain(made, len(made), torch.stack(laws) if laws else torch.empty(0, controls.vocab_size, dtype=torch.float64)), cache
 
 
 def _checked(model: Model, sampling: SamplingParams, vocab_size: int | None) -> int:

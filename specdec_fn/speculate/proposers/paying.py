@@ -73,8 +73,10 @@ def proposer(
         if record.wait > 0:
             return record._replace(drafted=(), wait=record.wait - 1), chain((), k)
         held, draft = inner.propose(key, record.inner, tokens, min(k, record.reach), position=position)
-        drafted = tuple(draft.tokens[: int(draft.length)].tolist())
-        return record._replace(inner=held, drafted=drafted, base=len(tokens)), draft
+        return _noted(record._replace(inner=held), tokens, draft), draft
+
+    def _noted(record: Record, tokens: Sequence[int], draft: Draft) -> Record:
+        return record._replace(drafted=tuple(draft.tokens[: int(draft.length)].tolist()), base=len(tokens))
 
     def _look_back(record: Record, tokens: Sequence[int]) -> Record:
         """Settles the last draft against what was committed since, and decides whether to rest."""
@@ -93,4 +95,23 @@ def proposer(
         pause = min(max(2 * record.pause, 1), longest_pause)
         return settled._replace(reach=shortest, pause=pause, wait=pause)
 
-    return Proposer(inner.name, init, propose)
+    drafter = inner.drafter
+    if drafter is None:
+        return Proposer(inner.name, init, propose, inner=inner)
+
+    def again(model: Any, vocab_size: int) -> Proposer:
+        renewed = inner if drafter.again is None else drafter.again(model, vocab_size)
+        return proposer(renewed, least=least, start=start, memory=memory, shortest=shortest, longest_pause=longest_pause)
+
+    def ask(key: Key, state: Record, tokens: Sequence[int], k: int, *, position: int) -> tuple[Record, Draft | int]:
+        record = _look_back(state, tokens)
+        if record.wait > 0:
+            return record._replace(drafted=(), wait=record.wait - 1), chain((), k)
+        held, wanted = drafter.ask(key, record.inner, tokens, min(k, record.reach), position=position)
+        record = record._replace(inner=held)
+        return (_noted(record, tokens, wanted), wanted) if isinstance(wanted, Draft) else (record, wanted)
+
+    def told(state: Record, tokens: Sequence[int], draft: Draft) -> Record:
+        return _noted(state._replace(inner=drafter.told(state.inner, tokens, draft)), tokens, draft)
+
+    return Proposer(inner.name, init, propose, drafter._replace(again=again, ask=ask, told=told), inner)

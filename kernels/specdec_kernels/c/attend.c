@@ -1,0 +1,152 @@
+/* Attention of a few rows over keys and values that lie anywhere: softmax(q k scale) v, a row and a key-value head at a time.
+
+Keys are taken in tiles of 64 from the row's first on, and every sum runs in one order: a row's numbers depend on what it sees alone. */
+#include <stdlib.h>
+
+#include "attend.h"
+
+#define TILE 64
+#define SHARE 4 /* query heads at once that read one key head */
+
+INLINE void prefetch_number(const void *p, int type, int64_t i) { __builtin_prefetch((const char *)p + i * (type == AS_F32 ? 4 : 2), 0, 2); }
+
+INLINE int64_t slot_at(const attention *a, const int64_t *own, int64_t i) { return a->dense ? i : own[i]; }
+
+/* G query heads of one row that read the same key head. */
+INLINE void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t count, int kv_head, int cold, float *out, float *room) {
+  const int size = a->head_dim, columns = (size + LANES - 1) / LANES;
+  const int64_t apart = (int64_t)a->kv_heads * size, shift = (int64_t)kv_head * size;
+  const void *const keys = a->keys, *const values = a->values;
+  float most[SHARE], total[SHARE];
+  for (int g = 0; g < G; g++) most[g] = -INFINITY, total[g] = 0.0f;
+  memset(out, 0, sizeof(float) * G * size);
+  for (int64_t begin = 0; begin < count; begin += TILE) {
+    const int some = count - begin < TILE ? (int)(count - begin) : TILE;
+    float *weight = room; /* [G, TILE] */
+    int64_t at[TILE];
+    for (int i = 0; i < TILE; i++) at[i] = slot_at(a, own, begin + (i < some ? i : some - 1)) * apart + shift;
+    /* The processor does not foresee rows that lie apart: the next tile is asked for while this one is worked on. */
+    const int64_t left = !cold ? 0 : count - begin - TILE < TILE ? count - begin - TILE : TILE;
+    for (int64_t i = 0; i < left; i++) {
+      const int64_t next = slot_at(a, own, begin + TILE + i) * apart + shift;
+      for (int c = 0; c < size; c += TYPE == AS_F32 ? 16 : 32) prefetch_number(keys, TYPE, next + c), prefetch_number(values, TYPE, next + c);
+    }
+    for (int i = 0; i < some; i += 4) {
+      vec sum[SHARE][4];
+#pragma GCC unroll 4
+      for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) sum[g][j] = v_zero();
+      for (int c = 0; c < size; c += LANES) {
+        vec k[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) k[j] = numbers_at(keys, TYPE, at[i + j] + c);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+          vec q = v_load(query + g * size + c);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) sum[g][j] = v_fma(q, k[j], sum[g][j]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int g = 0; g < G; g++) v_four_sums(sum[g][0], sum[g][1], sum[g][2], sum[g][3], weight + g * TILE + i);
+    }
+    for (int g = 0; g < G; g++) {
+      float *w = weight + g * TILE;
+      for (int i = some; i < TILE; i++) w[i] = -INFINITY;
+      vec high = v_all(most[g]), sum = v_zero();
+      for (int i = 0; i < TILE; i += LANES) high = v_max(v_load(w + i), high);
+      const float peak = v_most(high), base = peak == -INFINITY ? 0.0f : peak;
+      for (int i = 0; i < TILE; i += LANES) {
+        vec e = v_exp(v_add(v_load(w + i), v_all(-base)));
+        v_store(w + i, e);
+        sum = v_add(sum, e);
+      }
+      float lane[LANES];
+      v_store(lane, v_exp(v_all(most[g] - base)));
+      const float shrink = most[g] == -INFINITY ? 0.0f : lane[0];
+      total[g] = fmaf(total[g], shrink, v_sum(sum));
+      most[g] = peak;
+      for (int c = 0; c < size; c += LANES) v_store(out + g * size + c, v_mul(v_load(out + g * size + c), v_all(shrink)));
+    }
+    /* Four columns of sixteen at a time stay in registers over the tile. */
+    for (int c = 0; c < columns; c += 4) {
+      const int wide = columns - c < 4 ? columns - c : 4;
+      vec sum[SHARE][4];
+      if (wide == 4) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) sum[g][j] = v_load(out + g * size + (c + j) * LANES);
+        for (int i = 0; i < some; i++) {
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) {
+            vec v = numbers_at(values, TYPE, at[i] + (c + j) * LANES);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) sum[g][j] = v_fma(v_all(weight[g * TILE + i]), v, sum[g][j]);
+          }
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++) v_store(out + g * size + (c + j) * LANES, sum[g][j]);
+      } else
+        for (int j = 0; j < wide; j++)
+          for (int g = 0; g < G; g++) {
+            vec one = v_load(out + g * size + (c + j) * LANES);
+            for (int i = 0; i < some; i++)
+              one = v_fma(v_all(weight[g * TILE + i]), numbers_at(values, TYPE, at[i] + (c + j) * LANES), one);
+            v_store(out + g * size + (c + j) * LANES, one);
+          }
+    }
+  }
+  for (int g = 0; g < G; g++)
+    for (int i = 0; i < size; i++) out[g * size + i] = total[g] == 0.0f ? 0.0f : out[g * size + i] / total[g];
+}
+
+#define GROUPS(TYPE) \
+  switch (g) { \
+    case 1: few_heads(a, TYPE, 1, query, own, a->counts[row], kv_head, cold, out, room); break; \
+    case 2: few_heads(a, TYPE, 2, query, own, a->counts[row], kv_head, cold, out, room); break; \
+    case 3: few_heads(a, TYPE, 3, query, own, a->counts[row], kv_head, cold, out, room); break; \
+    default: few_heads(a, TYPE, 4, query, own, a->counts[row], kv_head, cold, out, room); \
+  }
+
+static void one_item(const attention *a, int row, int kv_head, int cold, float *query, float *out, float *room) {
+  const int of = a->heads / a->kv_heads, size = a->head_dim;
+  const int64_t *own = a->dense ? NULL : a->slots + a->starts[row];
+  for (int first = 0; first < of; first += SHARE) {
+    const int g = of - first < SHARE ? of - first : SHARE;
+    const int64_t head = (int64_t)kv_head * of + first;
+    for (int i = 0; i < g * size; i++) query[i] = number_at(a->query, a->type, row * a->stride + head * size + i) * a->scale;
+    if (a->type == AS_F32) { GROUPS(AS_F32) } else if (a->type == AS_BF16) { GROUPS(AS_BF16) } else { GROUPS(AS_F16) }
+    for (int i = 0; i < g * size; i++) put_number(a->out, a->type, ((int64_t)row * a->heads + head) * size + i, out[i]);
+  }
+}
+
+int specdec_attend(const attention *a) {
+  const int64_t own = 2 * SHARE * a->head_dim + SHARE * TILE + 3 * LANES, width = (int64_t)a->kv_heads * a->head_dim;
+  const int bytes = a->type == AS_F32 ? 4 : 2;
+  float *memory = malloc((size_t)(own * 4 * a->threads));
+  if (!memory) return 1;
+#pragma omp parallel num_threads(a->threads)
+  {
+    float *room = memory + own * omp_get_thread_num();
+    int low, high;
+    share(a->rows, 1, &low, &high);
+    for (int r = low; r < high; r++)
+      if (a->written[r] >= 0) {
+        memcpy((char *)a->keys + a->written[r] * width * bytes, (const char *)a->key + r * a->stride * bytes, width * bytes);
+        memcpy((char *)a->values + a->written[r] * width * bytes, (const char *)a->value + r * a->stride * bytes, width * bytes);
+      }
+#pragma omp barrier
+    /* Rows of one sequence that read the same key head follow one another, on one thread as far as can be: the first brings it near. */
+    share(a->heads ? a->rows * a->kv_heads : 0, 1, &low, &high);
+    for (int item = low; item < high; item++) {
+      const int row = item % a->rows, known = item > low && row && (a->dense || a->starts[row] == a->starts[row - 1]);
+      one_item(a, row, item / a->rows, !known, room, room + SHARE * a->head_dim, room + 2 * SHARE * a->head_dim);
+    }
+  }
+  free(memory);
+  return 0;
+}

@@ -1,0 +1,255 @@
+/* The product of a few rows and a weight matrix that streams the weights once: y[m][r] = sum over i of x[m][i] w[r][i].
+
+A few weight rows at a time, one accumulator for each input row and weight row. A sum runs over the inputs in one order, sixteen lanes wide, that
+depends neither on the number of rows nor on the row's place, the threads or the tile: its bits are the same in any company. */
+#ifndef SPECDEC_ROWS_H
+#define SPECDEC_ROWS_H
+
+#include "vector.h"
+
+enum { F32, BF16, F16, INT8, Q8_0, Q4_0, Q4_1 };
+
+typedef struct {
+  const void *codes;   /* [outputs] rows of `stride` bytes */
+  const float *scales; /* [outputs] for INT8, else NULL */
+  int32_t kind, outputs, inputs, whole; /* whole: activations are int8 as well */
+  int64_t stride;
+} matrix;
+
+/* Rows as int8 numbers in groups of 32, laid out as the products read them: in pairs of groups, 64 bytes. */
+typedef struct {
+  int8_t *codes;   /* [rows, pairs, 64]; 128 is added to each for weights that are signed */
+  float *scales;   /* [rows, pairs, 16]: the scale of the group that a lane sums */
+  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0 */
+} whole_rows;
+
+/* INT8 has one scale for 256 activations, so that its products are summed as integers; the others one for each group of 32. */
+#define INT8_PAIRS 4
+#define MOST_ROWS 8 /* that a tile holds in registers */
+
+INLINE vec weight_at(const int kind, const uint8_t *row, int i) {
+  if (kind == F32) return v_load((const float *)row + i);
+  if (kind == BF16) return v_from_bf16((const uint16_t *)row + i);
+  if (kind == F16) return v_from_f16((const uint16_t *)row + i);
+  if (kind == INT8) return v_from_i8((const int8_t *)row + i);
+  const int size = kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20;
+  const uint8_t *block = row + (int64_t)(i / 32) * size;
+  uint16_t d, m;
+  memcpy(&d, block, 2);
+  if (kind == Q8_0) return v_mul(v_from_i8((const int8_t *)block + 2 + i % 32), v_all(half_to_float(d)));
+  if (kind == Q4_0) return v_mul(v_add(v_from_nibbles(block + 2, i % 32 != 0), v_all(-8.0f)), v_all(half_to_float(d)));
+  memcpy(&m, block + 2, 2);
+  /* Two roundings, as the format defines its value. */
+  return v_add(v_mul(v_from_nibbles(block + 4, i % 32 != 0), v_all(half_to_float(d))), v_all(half_to_float(m)));
+}
+
+/* The last inputs of a row of plain numbers, where they are no whole load. */
+INLINE vec weight_part(const int kind, const uint8_t *row, int i, int count) {
+  float lane[LANES] = {0};
+  for (int l = 0; l < count; l++)
+    lane[l] = kind == F32 ? ((const float *)row)[i + l] : kind == BF16 ? bfloat_to_float(((const uint16_t *)row)[i + l])
+            : kind == F16 ? half_to_float(((const uint16_t *)row)[i + l]) : (float)((const int8_t *)row)[i + l];
+  return v_load(lane);
+}
+
+INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(row + at, 0, 3); }
+
+INLINE void put(const matrix *w, float *y, int64_t ld, int m, int r, float sum) { y[m * ld + r] = w->scales ? sum * w->scales[r] : sum; }
+
+/* R weight rows from r on, of which `own` are wanted, times M rows. */
+INLINE void float_tile(const int kind, const int M, const int R, const matrix *w, const float *x, int64_t ldx, float *y, int64_t ldy, int r, int own) {
+  const uint8_t *row[4];
+  vec sum[4][8];
+#pragma GCC unroll 8
+  for (int a = 0; a < R; a++) {
+    row[a] = (const uint8_t *)w->codes + w->stride * (r + (a < own ? a : 0));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) sum[a][m] = v_zero();
+  }
+  const int whole = w->inputs / LANES * LANES;
+  const int64_t ahead = w->stride * 2 * R;
+  const int bytes = kind == F32 ? 64 : kind == BF16 || kind == F16 ? 32 : 16;
+  for (int i = 0; i < whole; i += LANES) {
+    vec u[4];
+#pragma GCC unroll 8
+    for (int a = 0; a < R; a++) {
+      u[a] = weight_at(kind, row[a], i);
+      prefetch_row(row[a], ahead + (int64_t)i / LANES * bytes);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      vec t = v_load(x + m * ldx + i);
+#pragma GCC unroll 8
+      for (int a = 0; a < R; a++) sum[a][m] = v_fma(u[a], t, sum[a][m]);
+    }
+  }
+  if (whole < w->inputs)
+    for (int a = 0; a < R; a++) {
+      vec u = weight_part(kind, row[a], whole, w->inputs - whole);
+      for (int m = 0; m < M; m++) sum[a][m] = v_fma(u, v_part(x + m * ldx + whole, w->inputs - whole), sum[a][m]);
+    }
+#pragma GCC unroll 8
+  for (int a = 0; a < R; a++)
+    if (a < own)
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, v_sum(sum[a][m]));
+}
+
+INLINE int block_bytes(int kind) { return kind == INT8 ? 32 : kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20; }
+
+#if defined(__AVX512VNNI__)
+/* A pair of groups as 64 bytes, and the scale and offset of the group that each lane of their sums belongs to. */
+INLINE __m512i pair_codes(const int kind, const uint8_t *a, const uint8_t *b) {
+  if (kind == INT8 || kind == Q8_0) {
+    const int skip = kind == Q8_0 ? 2 : 0;
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(a + skip))), _mm256_loadu_si256((const __m256i *)(b + skip)), 1);
+  }
+  const int skip = kind == Q4_0 ? 2 : 4;
+  __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + skip))), _mm_loadu_si128((const __m128i *)(b + skip)), 1);
+  __m512i wide = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
+  return _mm512_and_si512(wide, _mm512_set1_epi8(15)); /* low a, low b, high a, high b */
+}
+
+INLINE vec pair_numbers(const int kind, const uint8_t *a, const uint8_t *b, int at) {
+  uint16_t one, two;
+  memcpy(&one, a + at, 2), memcpy(&two, b + at, 2);
+  __m512 both = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128(one | two << 16)));
+  const __m512i lanes = kind == Q8_0 ? _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+                                     : _mm512_set_epi32(1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0);
+  return _mm512_permutexvar_ps(lanes, both);
+}
+
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own) {
+  const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
+  static const uint8_t nothing[64] = {0};
+  const uint8_t *row[4];
+  vec sum[4][8];
+#pragma GCC unroll 8
+  for (int a = 0; a < R; a++) {
+    row[a] = (const uint8_t *)w->codes + w->stride * (r + (a < own ? a : 0));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) sum[a][m] = v_zero();
+  }
+  const int64_t ahead = w->stride * 2 * R;
+  if (kind == INT8) {
+    for (int first = 0; first < pairs; first += INT8_PAIRS) {
+      const int last = first + INT8_PAIRS < pairs ? first + INT8_PAIRS : pairs;
+      __m512i total[4][8], less[4];
+#pragma GCC unroll 8
+      for (int a = 0; a < R; a++) {
+        less[a] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) total[a][m] = _mm512_setzero_si512();
+      }
+      for (int p = first; p < last; p++) {
+        __m512i code[4];
+#pragma GCC unroll 8
+        for (int a = 0; a < R; a++) {
+          const uint8_t *at = row[a] + (int64_t)64 * p;
+          prefetch_row(row[a], ahead + (int64_t)64 * p);
+          code[a] = 2 * p + 1 < groups ? _mm512_loadu_si512(at) : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)at));
+          less[a] = _mm512_dpbusd_epi32(less[a], _mm512_set1_epi8((char)128), code[a]);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+          __m512i t = _mm512_loadu_si512(x->codes + ((int64_t)m * pairs + p) * 64);
+#pragma GCC unroll 8
+          for (int a = 0; a < R; a++) total[a][m] = _mm512_dpbusd_epi32(total[a][m], t, code[a]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        vec own_scale = v_load(x->scales + ((int64_t)m * pairs + first) * LANES);
+#pragma GCC unroll 8
+        for (int a = 0; a < R; a++) sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(total[a][m], less[a])), own_scale, sum[a][m]);
+      }
+    }
+  } else
+  for (int p = 0; p < pairs; p++) {
+    __m512i code[4], less[4];
+    vec scale[4], offset[4];
+#pragma GCC unroll 8
+    for (int a = 0; a < R; a++) {
+      const uint8_t *first = row[a] + (int64_t)2 * p * size, *second = 2 * p + 1 < groups ? first + size : nothing;
+      prefetch_row(row[a], ahead + (int64_t)2 * p * size);
+      code[a] = pair_codes(kind, first, second);
+      scale[a] = pair_numbers(kind, first, second, 0);
+      if (kind == Q4_1) offset[a] = pair_numbers(kind, first, second, 2);
+      /* Signed weights meet activations that were made unsigned by adding 128. */
+      if (kind == Q8_0)
+        less[a] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8((char)128), code[a]));
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const int64_t at = (int64_t)m * pairs + p;
+      __m512i t = _mm512_loadu_si512(x->codes + at * 64);
+      vec own_scale = v_load(x->scales + at * LANES);
+      __m512i total = kind == Q8_0 ? _mm512_setzero_si512() : _mm512_loadu_si512(x->sums + at * LANES);
+      if (kind == Q4_0) total = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(total, 3));
+#pragma GCC unroll 8
+      for (int a = 0; a < R; a++) {
+        if (kind == Q8_0) {
+          sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(less[a], t, code[a])), v_mul(scale[a], own_scale), sum[a][m]);
+        } else if (kind == Q4_0) {
+          sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(total, code[a], t)), v_mul(scale[a], own_scale), sum[a][m]);
+        } else {
+          vec dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), code[a], t));
+          vec shift = v_mul(_mm512_cvtepi32_ps(total), offset[a]);
+          sum[a][m] = v_fma(v_fma(dot, scale[a], shift), own_scale, sum[a][m]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int a = 0; a < R; a++)
+    if (a < own)
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, v_sum(sum[a][m]));
+}
+#else
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own) {
+  const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
+  for (int a = 0; a < R && a < own; a++) {
+    float sum[8];
+    for (int m = 0; m < M; m++) sum[m] = 0.0f;
+    for (int g = 0; g < groups; g++) {
+      const uint8_t *block = (const uint8_t *)w->codes + w->stride * (r + a) + (int64_t)g * size;
+      int8_t code[32];
+      uint16_t d = 0, o = 0;
+      if (kind != INT8) memcpy(&d, block, 2);
+      if (kind == Q4_1) memcpy(&o, block + 2, 2);
+      if (kind == INT8 || kind == Q8_0) memcpy(code, block + (kind == Q8_0 ? 2 : 0), 32);
+      else
+        for (int i = 0; i < 16; i++) {
+          const uint8_t byte = block[(kind == Q4_0 ? 2 : 4) + i];
+          code[i] = (int8_t)((byte & 15) - (kind == Q4_0 ? 8 : 0));
+          code[i + 16] = (int8_t)((byte >> 4) - (kind == Q4_0 ? 8 : 0));
+        }
+      const float scale = kind == INT8 ? 1.0f : half_to_float(d), offset = kind == Q4_1 ? half_to_float(o) : 0.0f;
+      for (int m = 0; m < M; m++) {
+        const int64_t at = (int64_t)m * pairs + g / 2;
+        const int8_t *t = x->codes + at * 64;
+        int32_t dot = 0;
+        const int nibbles = kind == Q4_0 || kind == Q4_1;
+        for (int i = 0; i < 32; i++)
+          dot += code[i] * (nibbles ? t[i % 16 + i / 16 * 32 + g % 2 * 16] : (int8_t)(t[g % 2 * 32 + i] ^ 128));
+        const int lane = nibbles ? g % 2 * 4 : g % 2 * 8;
+        sum[m] = fmaf(fmaf((float)dot, scale, offset * (float)x->sums[at * LANES + lane]), x->scales[at * LANES + lane], sum[m]);
+      }
+    }
+    for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, sum[m]);
+  }
+}
+#endif
+
+/* The rows that whole products of `w` read. `room` has whole_bytes(w, rows) bytes. */
+int64_t whole_bytes(const matrix *w, int rows);
+whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, void *room);
+
+/* One row as float32, rounded to `type` first where that is a half type, as an embedding is in a pass of that type. */
+void take_row(const matrix *w, int64_t row, int type, float *out);
+
+/* Weight rows [low, high) times `rows` rows of x, or of q where the product is whole. */
+void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q, float *y, int64_t ldy, int rows, int low, int high);
+
+#endif

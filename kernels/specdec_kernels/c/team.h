@@ -1,0 +1,36 @@
+/* A team of threads: the OpenMP runtime's, which is the one that torch has loaded. */
+#ifndef SPECDEC_TEAM_H
+#define SPECDEC_TEAM_H
+
+#include <omp.h>
+
+#include "vector.h"
+
+/* The part of `total` things that one of a team works on, in whole bands, so that no two threads write one line of memory. */
+INLINE void share(int total, int band, int *low, int *high) {
+  const int64_t bands = (total + band - 1) / band, of = omp_get_num_threads(), which = omp_get_thread_num();
+  *low = (int)(bands * which / of) * band, *high = (int)(bands * (which + 1) / of) * band;
+  if (*low > total) *low = total;
+  if (*high > total) *high = total;
+}
+
+/* Numbers of any float type as float32, and back. */
+enum { AS_F32, AS_BF16, AS_F16 };
+
+INLINE float number_at(const void *p, int type, int64_t i) {
+  if (type == AS_F32) return ((const float *)p)[i];
+  return type == AS_BF16 ? bfloat_to_float(((const uint16_t *)p)[i]) : half_to_float(((const uint16_t *)p)[i]);
+}
+
+INLINE void put_number(void *p, int type, int64_t i, float value) {
+  if (type == AS_F32) ((float *)p)[i] = value;
+  else if (type == AS_BF16) ((uint16_t *)p)[i] = float_to_bfloat(value);
+  else ((uint16_t *)p)[i] = float_to_half(value);
+}
+
+INLINE vec numbers_at(const void *p, int type, int64_t i) {
+  if (type == AS_F32) return v_load((const float *)p + i);
+  return type == AS_BF16 ? v_from_bf16((const uint16_t *)p + i) : v_from_f16((const uint16_t *)p + i);
+}
+
+#endif
