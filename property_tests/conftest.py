@@ -15,6 +15,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 ALLOWED_SKIPS: frozenset[str] = frozenset()  # node ids of tests that may be skipped, each with its reason beside it
 
 
+def pytest_configure() -> None:
+    """The C library first: which implementation runs must not change in the middle of a test."""
+    from specdec_kernels import native
+
+    native.wait()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the run if a test was skipped that nobody expected to be."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

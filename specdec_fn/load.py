@@ -62,8 +62,9 @@ def load(
             folder with ``config.json``, ``tokenizer.json`` and safetensors files, as transformers' ``save_pretrained`` writes it.
         dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype.
         device: where the parameters go.
-        quantize: how matrices are kept: None, in ``dtype``; "int8", "q8_0", "q4_0" or "q4_1", rounded to that grid (``specdec_kernels.packed``);
-            "file", the blocks of a GGUF file as they are, where they are of one of those kinds. Activations are then rounded to 8 bits, too.
+        quantize: how matrices are kept: None, in ``dtype``; "int8", "int4", "q8_0", "q4_0" or "q4_1", rounded to that grid
+            (``specdec_kernels.packed``); "file", the blocks of a GGUF file as they are, where they are of one of those kinds. Activations are then
+            rounded to 8 bits, too.
 
     Returns:
         The model, whose parameters are a fresh pytree, and the tokenizer.

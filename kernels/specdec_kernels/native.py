@@ -22,7 +22,7 @@ from pathlib import Path
 
 __all__ = ["begin", "build", "library", "ready", "status", "wait"]
 
-SOURCES = ("attend.c", "noise.c", "pass.c", "rows.c", "step.c")
+SOURCES = ("attend.c", "noise.c", "pack.c", "pass.c", "rows.c", "step.c")
 HEADERS = ("attend.h", "rows.h", "step.h", "team.h", "vector.h")
 # No contraction: a product and a sum round apart unless the source says fma, so that every processor gives the same bits.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC")
@@ -252,7 +252,7 @@ def _runtime() -> Path | None:
 def _opened(path: Path) -> ctypes.CDLL:
     made = ctypes.CDLL(str(path))
     made.specdec_isa.restype = ctypes.c_void_p
-    for name in ("specdec_step", "specdec_rows", "specdec_attend", "specdec_noise", "specdec_pass"):
+    for name in ("specdec_step", "specdec_rows", "specdec_attend", "specdec_noise", "specdec_pass", "specdec_int4"):
         getattr(made, name).restype = ctypes.c_int
     return made
 

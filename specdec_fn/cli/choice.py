@@ -71,7 +71,7 @@ def setting(k: str, curve: Path | None) -> Setting:
         return Setting(None, from_json(json.loads(curve.read_text("utf-8"))))
     except UnicodeDecodeError:
         raise ValueError(f"--curve {str(curve)!r} is no text; expected a JSON file") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"--curve {str(curve)!r} is no JSON ({error}); expected a recorded curve") from None
 
 

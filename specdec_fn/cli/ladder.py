@@ -197,7 +197,7 @@ def _resumed(path: Path | None, facts: dict[str, Any]) -> "dict[int, Outcome]":
     try:
         written = json.loads(path.read_text("utf-8"))
         outcomes = record.from_json(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"--resume {str(path)!r} is not a record; expected a file that --resume has written, or --json printed") from None
     for name in SAME:
         if written.get(name) != facts[name]:

@@ -1,6 +1,7 @@
 """``specdec roofline``: what a pass costs by its rows, on machines known by name or on this one, and every figure of the chapter."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ __all__ = ["roofline"]
 
 SEVEN_B, EMBEDDED, THIS = "7b", "smollm2-135m", "this"
 PICTURES = (".png", ".svg")
+MOST = 1024  # drafted tokens: far past every ridge
 
 
 def roofline(
@@ -87,8 +89,8 @@ def _setup(machine: str, model: str | None, dtype: str | None, batch: int, conte
     from specdec_fn.cli.rooflines import Setup
     from specdec_fn.cost import machines, shapes, yields
 
-    if k < 0:
-        raise ValueError(f"--k is {k}; expected 0 or more")
+    if not 0 <= k <= MOST:
+        raise ValueError(f"--k is {k}; expected 0 to {MOST}, a line of the table each")
     yields.speed_up(acceptance, k, cost)
     here = machine == THIS
     name = model if model is not None else EMBEDDED if here else SEVEN_B
@@ -136,5 +138,7 @@ def _check_plot(path: Path, machine: str | None) -> None:
         raise ValueError(f"--plot is {str(path)!r}; expected a name that ends in {' or '.join(PICTURES)}")
     if not path.parent.is_dir():
         raise ValueError(f"--plot is {str(path)!r}; expected a file in a folder that exists")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--plot is {str(path)!r}, which cannot be written; expected a file in a folder that may be written to")
     if find_spec("matplotlib") is None:
         raise ValueError("--plot draws with matplotlib, which is not installed; pip install 'specdec_fn[plots]' brings it")

@@ -159,6 +159,9 @@ def from_json(written: Any) -> Curve:
     """
     found = written.get("curve", written) if isinstance(written, Mapping) else written
     try:
-        return Curve(tuple(float(one) for one in found["seconds"]), float(found.get("draft", 0.0)))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        times, draft = found["seconds"], found.get("draft", 0.0)
+        if not isinstance(times, list | tuple) or any(isinstance(one, bool | str) for one in (*times, draft)):
+            raise TypeError("times are numbers")  # digits of a string, and true, would be read as some
+        return Curve(tuple(float(one) for one in times), float(draft))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f'the curve is {written!r:.80}; expected {{"seconds": [seconds of 1 row, of 2 rows, ...], "draft": seconds}}') from None

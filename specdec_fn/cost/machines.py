@@ -31,7 +31,7 @@ class Machine(NamedTuple):
 
 
 BITS: Mapping[str, float] = MappingProxyType(
-    {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
+    {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0, "q8_0": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0}
 )
 _HOPPER = (("float32", 67e12), ("bfloat16", 989e12), ("float16", 989e12), ("float8", 1979e12), ("int8", 1979e12))
 machines: Mapping[str, Machine] = MappingProxyType(

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specdec_fn.sampling import SamplingParams, distribution
+from specdec_fn.sampling import SamplingParams, distribution, truncation
 from specdec_fn.speculate import tree
 from specdec_fn.typing import Bool, Float, Int, Tensor
 
@@ -60,12 +60,14 @@ def law(params: SamplingParams, prompt: Sequence[int] = (), ends: Sequence[int] 
         return distribution(logits, params, prompt=prompt_ids, generated=generated, eos_ids=tuple(ends), mask=mask)
 
     rows_of: Callable[[Tensor, Tensor], Tensor] = torch.func.vmap(one)
-    plain = params == SamplingParams() and mask is None
+    plain, likeliest = (params == SamplingParams(temperature=heat) and mask is None for heat in (1.0, 0.0))
 
     def laws(logits: Tensor, generated: Sequence[int], drafted: Sequence[int], parents: Tensor | None = None) -> Tensor:
         assert logits.shape[0] == len(drafted) + 1, "one row after the context and one after each drafted token"
         if plain:  # bit for bit what ``distribution`` gives, without the batching that its general form needs
             return logits.softmax(-1, dtype=torch.float64).nan_to_num_(0.0)
+        if likeliest:
+            return truncation.one_hot(logits.to(torch.float64))
         return rows_of(logits.to(torch.float64), prefixes(generated, drafted, parents) if params.history else _no_prefixes(logits.shape[0]))
 
     return laws

@@ -23,7 +23,7 @@ from specdec_fn.models.rowwise import WIDER, Between, Rowwise, Unit, each, embed
 from specdec_fn.typing import Float, Int, Tensor
 from specdec_kernels.packed import Packed, joined, unpacked
 
-__all__ = ["Layer", "Params", "assemble", "model", "shapes"]
+__all__ = ["Layer", "Params", "assemble", "model", "shapes", "stepwise"]
 
 C = TypeVar("C", bound=type)
 
@@ -146,6 +146,19 @@ def _between(config: Config, params: Params, do: Rowwise) -> Between:
 
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
     return of_steps(config, do, unit, head_unit, _angles(config, params), attention_factor(config.rope), params.norm.dtype)
+
+
+def stepwise(config: Config, params: Params, do: Rowwise) -> Forward:
+    """The passes of a model with every step a call of ``do``, wherever its parameters are: what ``model`` does without the C library.
+
+    >>> from specdec_fn.models.rowwise import gate, norm
+    >>> config = Config("llama", vocab_size=5, context=8, width=4, layers=1, heads=2, kv_heads=1, head_dim=2, ffn=3, tied=True)
+    >>> params = assemble(config, lambda name: torch.ones(shapes(config)[name]))
+    >>> forward = stepwise(config, params, Rowwise(product, norm, rotate, gate, rotation))
+    >>> forward.apply(params, torch.tensor([1, 4]), torch.tensor([0, 1]), None, lambda kv, layer, q, k, v: (q, kv))[0].shape
+    torch.Size([2, 5])
+    """
+    return _forward(_Static(config, _between(config, params, do), Native(config, _angles(config, params), 1.0, Laid(config, None), never=True)))
 
 
 def _forward(static: _Static) -> Forward:

@@ -37,6 +37,7 @@ class Native(NamedTuple):
         factor: what cos and sin are multiplied by.
         laid: parameters whose layout is prepared; others are laid out in each pass.
         invariant: every pass goes through the library, and waits for it: bits must not depend on the number of rows.
+        never: none does.
     """
 
     config: Config
@@ -44,6 +45,7 @@ class Native(NamedTuple):
     factor: float
     laid: "Laid"
     invariant: bool = False
+    never: bool = False
 
     def _laid(self, params: "Params", rows: int, *tensors: Tensor) -> "Laid | None":
         """The parameters as the library sees them, or None where the pass must go through torch.
@@ -51,7 +53,7 @@ class Native(NamedTuple):
         That is: traced or transformed tensors, a wanted gradient, another device or dtype, many rows of plain numbers (but in the invariant form),
         or no library.
         """
-        if params.norm.dtype not in TYPES or not (self.invariant or rows <= FEW or isinstance(params.layers[0].qkv, Packed)):
+        if self.never or params.norm.dtype not in TYPES or not (self.invariant or rows <= FEW or isinstance(params.layers[0].qkv, Packed)):
             return None
         if not untraced(*tensors, params.norm) or not (native.wait() if self.invariant else native.ready()):
             return None
@@ -76,14 +78,14 @@ class Native(NamedTuple):
         wanted: Int[Tensor, "wanted"] | None = None,
         keys_only: bool = False,
     ) -> Float[Tensor, "wanted vocab"] | bool:
-        """The whole pass as one call, where attention is one that says beforehand what it will do (``attend.planned``); False where it cannot be.
+        """The whole pass as one call, where attention is one that says beforehand what it will do (``attend.planned``); False where it cannot be. DONATES ``kv``.
 
         Returns:
             the logits; True with ``keys_only``; False where nothing was done.
         """
         say = getattr(attend, "planned", None)
         laid = None if say is None else self._laid(params, tokens.shape[0], tokens, positions)
-        if laid is None or say is None or tokens.dtype is not torch.int64 or laid.embedding is None:
+        if laid is None or say is None or tokens.dtype is not torch.int64 or laid.embedding is None or positions.shape != tokens.shape:
             return False
         plan = say(kv, tokens.shape[0], params.norm.dtype, self.invariant)
         if plan is None or len(plan.keys) < len(params.layers):

@@ -16,14 +16,14 @@ WIDE = 4096  # vocabularies over this size are narrowed before they are sorted
 SLACK = 1e-9  # forgiven where a sum or a ratio that should be equal to its limit falls short by rounding
 
 
-def one_hot(logits: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
-    """All mass on the largest logit, the lowest id among equals; zeros if a logit is NaN or +inf, or all are -inf.
+def one_hot(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """All mass of a row on its largest logit, the lowest id among equals; zeros if a logit is NaN or +inf, or all are -inf.
 
     >>> one_hot(torch.tensor([1.0, 3.0, 3.0]))
     tensor([0., 1., 0.])
     """
-    usable = torch.isfinite(logits.amax(0)).to(logits.dtype)
-    return torch.zeros_like(logits).scatter_add_(0, logits.argmax(0, keepdim=True), usable[None])
+    usable = torch.isfinite(logits.amax(-1, keepdim=True)).to(logits.dtype)
+    return torch.zeros_like(logits).scatter_add_(-1, logits.argmax(-1, keepdim=True), usable)
 
 
 def tempered(logits: Float[Tensor, "vocab"], temperature: float) -> Float[Tensor, "vocab"]:

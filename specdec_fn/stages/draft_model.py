@@ -11,7 +11,7 @@ from specdec_fn.stages.stage import Gate, Line, Plot, Progress, Result, Setup, S
 __all__ = ["stage"]
 
 K = 4
-KIND = "q4_0"  # symmetric groups of 32: not the grid on which the embedded model's file came
+KIND = "int4"  # groups of 64 with an offset: not the grid on which the embedded model's file came
 
 
 def _run(setup: Setup, progress: Progress) -> Result:
@@ -63,7 +63,7 @@ stage = Stage(
     "draft model",
     "tokens per pass on prose, net of draft cost",
     Gate(1.2, least=True),
-    "The draft is the target itself, packed in q4_0 (4 bits, symmetric groups of 32). The embedded weights began as 4-bit on another grid (Q4_1): on "
-    "that grid the draft would be the target.",
+    "The draft is the target itself, packed in int4 (4 bits, groups of 64 with an offset; embedding and head int8). The embedded weights began as "
+    "4-bit on another grid (Q4_1): on that grid the draft would be the target.",
     _run,
 )

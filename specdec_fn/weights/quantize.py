@@ -7,7 +7,8 @@ from specdec_kernels.packed import Packed, packed
 
 __all__ = ["FILE", "KINDS", "checked_kind", "from_blocks", "packed"]
 
-KINDS = ("int8", "q8_0", "q4_0", "q4_1")
+KINDS = ("int8", "int4", "q8_0", "q4_0", "q4_1")
+BLOCKS = ("q8_0", "q4_0", "q4_1")
 FILE = "file"  # the blocks of the file itself, where they are of a kind above
 
 
@@ -40,7 +41,7 @@ def from_blocks(buffer: Buffer, entry: Entry, *, interleaved: int = 0) -> Packed
     tensor([0.0000, 0.5000])
     """
     kind = entry.kind.lower()
-    if kind not in KINDS or len(entry.shape) != 2:
+    if kind not in BLOCKS or len(entry.shape) != 2:
         return None
     rows = torch.from_numpy(raw(buffer, entry, interleaved).copy())
     return Packed(rows, None, kind, entry.shape[1])

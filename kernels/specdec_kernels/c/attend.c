@@ -13,7 +13,12 @@ INLINE void prefetch_number(const void *p, int type, int64_t i) { __builtin_pref
 INLINE int64_t slot_at(const attention *a, const int64_t *own, int64_t i) { return a->dense ? i : own[i]; }
 
 /* G query heads of one row that read the same key head. */
-INLINE void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t count, int kv_head, int cold, float *out, float *room) {
+#if defined(__AVX2__)
+INLINE
+#else
+static /* one form for all, since many would take minutes to compile */
+#endif
+void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t count, int kv_head, int cold, float *out, float *room) {
   const int size = a->head_dim, columns = (size + LANES - 1) / LANES;
   const int64_t apart = (int64_t)a->kv_heads * size, shift = (int64_t)kv_head * size;
   const void *const keys = a->keys, *const values = a->values;
@@ -33,22 +38,22 @@ INLINE void few_heads(const attention *a, const int TYPE, const int G, const flo
     }
     for (int i = 0; i < some; i += 4) {
       vec sum[SHARE][4];
-#pragma GCC unroll 4
+UNROLL
       for (int g = 0; g < G; g++)
-#pragma GCC unroll 4
+UNROLL
         for (int j = 0; j < 4; j++) sum[g][j] = v_zero();
       for (int c = 0; c < size; c += LANES) {
         vec k[4];
-#pragma GCC unroll 4
+UNROLL
         for (int j = 0; j < 4; j++) k[j] = numbers_at(keys, TYPE, at[i + j] + c);
-#pragma GCC unroll 4
+UNROLL
         for (int g = 0; g < G; g++) {
           vec q = v_load(query + g * size + c);
-#pragma GCC unroll 4
+UNROLL
           for (int j = 0; j < 4; j++) sum[g][j] = v_fma(q, k[j], sum[g][j]);
         }
       }
-#pragma GCC unroll 4
+UNROLL
       for (int g = 0; g < G; g++) v_four_sums(sum[g][0], sum[g][1], sum[g][2], sum[g][3], weight + g * TILE + i);
     }
     for (int g = 0; g < G; g++) {
@@ -74,21 +79,21 @@ INLINE void few_heads(const attention *a, const int TYPE, const int G, const flo
       const int wide = columns - c < 4 ? columns - c : 4;
       vec sum[SHARE][4];
       if (wide == 4) {
-#pragma GCC unroll 4
+UNROLL
         for (int g = 0; g < G; g++)
-#pragma GCC unroll 4
+UNROLL
           for (int j = 0; j < 4; j++) sum[g][j] = v_load(out + g * size + (c + j) * LANES);
         for (int i = 0; i < some; i++) {
-#pragma GCC unroll 4
+UNROLL
           for (int j = 0; j < 4; j++) {
             vec v = numbers_at(values, TYPE, at[i] + (c + j) * LANES);
-#pragma GCC unroll 4
+UNROLL
             for (int g = 0; g < G; g++) sum[g][j] = v_fma(v_all(weight[g * TILE + i]), v, sum[g][j]);
           }
         }
-#pragma GCC unroll 4
+UNROLL
         for (int g = 0; g < G; g++)
-#pragma GCC unroll 4
+UNROLL
           for (int j = 0; j < 4; j++) v_store(out + g * size + (c + j) * LANES, sum[g][j]);
       } else
         for (int j = 0; j < wide; j++)
@@ -104,13 +109,20 @@ INLINE void few_heads(const attention *a, const int TYPE, const int G, const flo
     for (int i = 0; i < size; i++) out[g * size + i] = total[g] == 0.0f ? 0.0f : out[g * size + i] / total[g];
 }
 
+#if defined(__AVX2__)
+#define HEADS(TYPE, G) few_heads(a, TYPE, G, query, own, a->counts[row], kv_head, cold, out, room)
 #define GROUPS(TYPE) \
   switch (g) { \
-    case 1: few_heads(a, TYPE, 1, query, own, a->counts[row], kv_head, cold, out, room); break; \
-    case 2: few_heads(a, TYPE, 2, query, own, a->counts[row], kv_head, cold, out, room); break; \
-    case 3: few_heads(a, TYPE, 3, query, own, a->counts[row], kv_head, cold, out, room); break; \
-    default: few_heads(a, TYPE, 4, query, own, a->counts[row], kv_head, cold, out, room); \
+    case 1: HEADS(TYPE, 1); break; \
+    case 2: HEADS(TYPE, 2); break; \
+    case 3: HEADS(TYPE, 3); break; \
+    default: HEADS(TYPE, 4); \
   }
+#define ALL_GROUPS \
+  if (a->type == AS_F32) { GROUPS(AS_F32) } else if (a->type == AS_BF16) { GROUPS(AS_BF16) } else { GROUPS(AS_F16) }
+#else
+#define ALL_GROUPS few_heads(a, a->type, g, query, own, a->counts[row], kv_head, cold, out, room);
+#endif
 
 static void one_item(const attention *a, int row, int kv_head, int cold, float *query, float *out, float *room) {
   const int of = a->heads / a->kv_heads, size = a->head_dim;
@@ -119,7 +131,7 @@ static void one_item(const attention *a, int row, int kv_head, int cold, float *
     const int g = of - first < SHARE ? of - first : SHARE;
     const int64_t head = (int64_t)kv_head * of + first;
     for (int i = 0; i < g * size; i++) query[i] = number_at(a->query, a->type, row * a->stride + head * size + i) * a->scale;
-    if (a->type == AS_F32) { GROUPS(AS_F32) } else if (a->type == AS_BF16) { GROUPS(AS_BF16) } else { GROUPS(AS_F16) }
+    ALL_GROUPS
     for (int i = 0; i < g * size; i++) put_number(a->out, a->type, ((int64_t)row * a->heads + head) * size + i, out[i]);
   }
 }

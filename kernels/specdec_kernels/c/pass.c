@@ -16,7 +16,10 @@ typedef struct {
   float *logits;         /* [wanted, vocab] */
 } pass;
 
+/* 0; 1 where there is no memory, 2 where a token is outside the vocabulary, before anything is written. */
 int specdec_pass(const pass *p) {
+  for (int m = 0; m < p->rows; m++)
+    if (p->tokens[m] < 0 || p->tokens[m] >= p->embedding->outputs) return 2;
   const step *first = p->steps;
   const int64_t width = (int64_t)p->rows * first->width, size = first->type == AS_F32 ? 4 : 2;
   const int64_t heads = (int64_t)p->rows * (first->heads + 2 * first->kv_heads) * first->head_dim * size;

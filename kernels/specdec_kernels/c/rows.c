@@ -32,11 +32,12 @@ WHOLES(whole_int8, MANY(WHOLE_AT, INT8, 4, 2))
 WHOLES(whole_q8_0, MANY(WHOLE_AT, Q8_0, 4, 2))
 WHOLES(whole_q4_0, MANY(WHOLE_AT, Q4_0, 4, 2))
 WHOLES(whole_q4_1, MANY(WHOLE_AT, Q4_1, 4, 2))
+WHOLES(whole_int4, MANY(WHOLE_AT, INT4, 4, 4))
 
 typedef void (*floats)(const matrix *, const float *, int64_t, float *, int64_t, int, int, int);
 typedef void (*wholes)(const matrix *, const whole_rows *, float *, int64_t, int, int, int);
-static const floats by_float[] = {rows_f32, rows_bf16, rows_f16, rows_int8, rows_q8_0, rows_q4_0, rows_q4_1};
-static const wholes by_whole[] = {0, 0, 0, whole_int8, whole_q8_0, whole_q4_0, whole_q4_1};
+static const floats by_float[] = {rows_f32, rows_bf16, rows_f16, rows_int8, rows_q8_0, rows_q4_0, rows_q4_1, 0};
+static const wholes by_whole[] = {0, 0, 0, whole_int8, whole_q8_0, whole_q4_0, whole_q4_1, whole_int4};
 
 void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q, float *y, int64_t ldy, int rows, int low, int high) {
 #if defined(__AVX2__)
@@ -62,19 +63,25 @@ void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q,
 
 int64_t whole_bytes(const matrix *w, int rows) { return w->whole ? (int64_t)rows * ((w->inputs / 32 + 1) / 2) * (64 + 8 * LANES) : 0; }
 
+/* Q4_0 reads codes of weights as 0 to 15 and means 8 less; Q4_1 means them as they are, and adds an offset. */
+INLINE int32_t w_sum(const int kind, int32_t sum) { return kind == Q4_0 ? -8 * sum : sum; }
+
 /* The 32 codes of a group to their places, its scale and, in one lane, their sum. */
-INLINE void put_group(const whole_rows *out, int64_t at, int half, int nibbles, const float *x, float up, float scale) {
+INLINE void put_group(const int kind, const whole_rows *out, int64_t at, int half, const float *x, float up, float scale) {
   int8_t code[32];
   v_to_bytes(v_mul(v_load(x), v_all(up)), code);
   v_to_bytes(v_mul(v_load(x + LANES), v_all(up)), code + LANES);
   int8_t *to = out->codes + at * 64;
   float *scales = out->scales + at * LANES;
   int32_t *sums = out->sums + at * LANES, sum = 0;
-  if (nibbles) {
+  if (kind == INT4) {
+    memcpy(to + 32 * half, code, 32);
+    scales[0] = scale;
+  } else if (kind == Q4_0 || kind == Q4_1) {
     for (int i = 0; i < 32; i++) sum += code[i];
     memcpy(to + 16 * half, code, 16), memcpy(to + 32 + 16 * half, code + 16, 16);
     for (int l = 0; l < 4; l++) scales[4 * half + l] = scales[8 + 4 * half + l] = scale, sums[4 * half + l] = sums[8 + 4 * half + l] = 0;
-    sums[4 * half] = sum;
+    sums[4 * half] = w_sum(kind, sum);
   } else {
     for (int i = 0; i < 32; i++) to[32 * half + i] = (int8_t)(code[i] ^ 128);
     for (int l = 0; l < 8; l++) scales[8 * half + l] = scale;
@@ -85,7 +92,7 @@ INLINE void put_group(const whole_rows *out, int64_t at, int half, int nibbles, 
 whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, void *room) {
   static const float nothing[32] = {0};
   const int groups = w->inputs / 32, pairs = (groups + 1) / 2;
-  const int nibbles = w->kind == Q4_0 || w->kind == Q4_1, span = w->kind == INT8 ? INT8_PAIRS * 2 : 1;
+  const int span = w->kind == INT8 ? INT8_PAIRS * 2 : w->kind == INT4 ? 2 : 1;
   const whole_rows out = {(int8_t *)room + (int64_t)rows * pairs * 8 * LANES, room, (int32_t *)room + (int64_t)rows * pairs * LANES};
   if (!w->whole) return out;
   for (int m = 0; m < rows; m++)
@@ -98,7 +105,13 @@ whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, vo
       const int well = v_sum(sick) == 0.0f;
       const float most = v_most(high), scale = well ? most / 127.0f : NAN, up = well && most > 1e-30f ? 127.0f / most : 0.0f;
       for (int g = first; g < first + span && g < 2 * pairs; g++)
-        put_group(&out, (int64_t)m * pairs + g / 2, g % 2, nibbles, g < groups && well ? from + (g - first) * 32 : nothing, up, scale);
+        put_group(w->kind, &out, (int64_t)m * pairs + g / 2, g % 2, g < groups && well ? from + (g - first) * 32 : nothing, up, scale);
+      if (w->kind == INT4) {
+        const int8_t *codes = out.codes + ((int64_t)m * pairs + first / 2) * 64;
+        int32_t sum = 0;
+        for (int i = 0; i < 64; i++) sum += codes[i];
+        ((float *)out.sums)[(int64_t)m * pairs * LANES + first / 2] = scale * (float)sum;
+      }
     }
   return out;
 }
@@ -115,6 +128,17 @@ void take_row(const matrix *w, int64_t row, int type, float *out) {
       case INT8: one = weight_at(INT8, at, i); break;
       case Q8_0: one = weight_at(Q8_0, at, i); break;
       case Q4_0: one = weight_at(Q4_0, at, i); break;
+      case INT4: {
+        float lane[LANES];
+        for (int l = 0; l < LANES; l++) {
+          const int at_pair = (i + l) / 64 * 64;
+          const int64_t pairs = (w->inputs / 32 + 1) / 2;
+          const float *own = w->scales + row * 2 * pairs + at_pair / 64;
+          lane[l] = (float)int4_code(at + at_pair / 2, i + l - at_pair) * own[0] + own[pairs];
+        }
+        one = v_load(lane);
+        break;
+      }
       default: one = weight_at(Q4_1, at, i);
     }
     v_store(out + i, one);

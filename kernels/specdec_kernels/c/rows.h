@@ -7,25 +7,30 @@ depends neither on the number of rows nor on the row's place, the threads or the
 
 #include "vector.h"
 
-enum { F32, BF16, F16, INT8, Q8_0, Q4_0, Q4_1 };
+enum { F32, BF16, F16, INT8, Q8_0, Q4_0, Q4_1, INT4 };
 
 typedef struct {
   const void *codes;   /* [outputs] rows of `stride` bytes */
-  const float *scales; /* [outputs] for INT8, else NULL */
+  const float *scales; /* [outputs] for INT8, [outputs, 2 pairs] for INT4, scales before offsets, else NULL */
   int32_t kind, outputs, inputs, whole; /* whole: activations are int8 as well */
   int64_t stride;
 } matrix;
 
-/* Rows as int8 numbers in groups of 32, laid out as the products read them: in pairs of groups, 64 bytes. */
+/* Rows as int8 numbers in groups of 32, laid out as the products read them: in pairs of groups, 64 bytes.
+
+A product sums four neighbours of the 64 into each of sixteen lanes. INT8 and Q8_0: a pair as it is. Q4_0 and Q4_1: the first halves of both groups,
+then the second, as the low and the high half of a block's bytes give them. INT4: its groups are pairs, the first half low and the second high. */
 typedef struct {
   int8_t *codes;   /* [rows, pairs, 64]; 128 is added to each for weights that are signed */
   float *scales;   /* [rows, pairs, 16]: the scale of the group that a lane sums */
-  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0 */
+  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0; INT4: [rows, pairs] float32, scaled sums, at the front */
 } whole_rows;
 
 /* INT8 has one scale for 256 activations, so that its products are summed as integers; the others one for each group of 32. */
 #define INT8_PAIRS 4
 #define MOST_ROWS 8 /* that a tile holds in registers */
+
+INLINE int8_t int4_code(const uint8_t *pair, int i) { return (int8_t)(i < 32 ? pair[i] & 15 : pair[i - 32] >> 4); }
 
 INLINE vec weight_at(const int kind, const uint8_t *row, int i) {
   if (kind == F32) return v_load((const float *)row + i);
@@ -54,16 +59,16 @@ INLINE vec weight_part(const int kind, const uint8_t *row, int i, int count) {
 
 INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(row + at, 0, 3); }
 
-INLINE void put(const matrix *w, float *y, int64_t ld, int m, int r, float sum) { y[m * ld + r] = w->scales ? sum * w->scales[r] : sum; }
+INLINE void put(const int kind, const matrix *w, float *y, int64_t ld, int m, int r, float sum) { y[m * ld + r] = kind == INT8 ? sum * w->scales[r] : sum; }
 
 /* R weight rows from r on, of which `own` are wanted, times M rows. */
 INLINE void float_tile(const int kind, const int M, const int R, const matrix *w, const float *x, int64_t ldx, float *y, int64_t ldy, int r, int own) {
   const uint8_t *row[4];
   vec sum[4][8];
-#pragma GCC unroll 8
+UNROLL
   for (int a = 0; a < R; a++) {
     row[a] = (const uint8_t *)w->codes + w->stride * (r + (a < own ? a : 0));
-#pragma GCC unroll 8
+UNROLL
     for (int m = 0; m < M; m++) sum[a][m] = v_zero();
   }
   const int whole = w->inputs / LANES * LANES;
@@ -71,15 +76,15 @@ INLINE void float_tile(const int kind, const int M, const int R, const matrix *w
   const int bytes = kind == F32 ? 64 : kind == BF16 || kind == F16 ? 32 : 16;
   for (int i = 0; i < whole; i += LANES) {
     vec u[4];
-#pragma GCC unroll 8
+UNROLL
     for (int a = 0; a < R; a++) {
       u[a] = weight_at(kind, row[a], i);
       prefetch_row(row[a], ahead + (int64_t)i / LANES * bytes);
     }
-#pragma GCC unroll 8
+UNROLL
     for (int m = 0; m < M; m++) {
       vec t = v_load(x + m * ldx + i);
-#pragma GCC unroll 8
+UNROLL
       for (int a = 0; a < R; a++) sum[a][m] = v_fma(u[a], t, sum[a][m]);
     }
   }
@@ -88,14 +93,14 @@ INLINE void float_tile(const int kind, const int M, const int R, const matrix *w
       vec u = weight_part(kind, row[a], whole, w->inputs - whole);
       for (int m = 0; m < M; m++) sum[a][m] = v_fma(u, v_part(x + m * ldx + whole, w->inputs - whole), sum[a][m]);
     }
-#pragma GCC unroll 8
+UNROLL
   for (int a = 0; a < R; a++)
     if (a < own)
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, v_sum(sum[a][m]));
+UNROLL
+      for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, v_sum(sum[a][m]));
 }
 
-INLINE int block_bytes(int kind) { return kind == INT8 ? 32 : kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20; }
+INLINE int block_bytes(int kind) { return kind == INT8 ? 32 : kind == INT4 ? 16 : kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20; }
 
 #if defined(__AVX512VNNI__)
 /* A pair of groups as 64 bytes, and the scale and offset of the group that each lane of their sums belongs to. */
@@ -119,15 +124,15 @@ INLINE vec pair_numbers(const int kind, const uint8_t *a, const uint8_t *b, int 
   return _mm512_permutexvar_ps(lanes, both);
 }
 
-INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own) {
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows) {
   const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
   static const uint8_t nothing[64] = {0};
   const uint8_t *row[4];
   vec sum[4][8];
-#pragma GCC unroll 8
+UNROLL
   for (int a = 0; a < R; a++) {
-    row[a] = (const uint8_t *)w->codes + w->stride * (r + (a < own ? a : 0));
-#pragma GCC unroll 8
+    row[a] = (const uint8_t *)w->codes + w->stride * (r + (a < own_rows ? a : 0));
+UNROLL
     for (int m = 0; m < M; m++) sum[a][m] = v_zero();
   }
   const int64_t ahead = w->stride * 2 * R;
@@ -135,40 +140,75 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
     for (int first = 0; first < pairs; first += INT8_PAIRS) {
       const int last = first + INT8_PAIRS < pairs ? first + INT8_PAIRS : pairs;
       __m512i total[4][8], less[4];
-#pragma GCC unroll 8
+UNROLL
       for (int a = 0; a < R; a++) {
         less[a] = _mm512_setzero_si512();
-#pragma GCC unroll 8
+UNROLL
         for (int m = 0; m < M; m++) total[a][m] = _mm512_setzero_si512();
       }
       for (int p = first; p < last; p++) {
         __m512i code[4];
-#pragma GCC unroll 8
+UNROLL
         for (int a = 0; a < R; a++) {
           const uint8_t *at = row[a] + (int64_t)64 * p;
           prefetch_row(row[a], ahead + (int64_t)64 * p);
           code[a] = 2 * p + 1 < groups ? _mm512_loadu_si512(at) : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)at));
           less[a] = _mm512_dpbusd_epi32(less[a], _mm512_set1_epi8((char)128), code[a]);
         }
-#pragma GCC unroll 8
+UNROLL
         for (int m = 0; m < M; m++) {
           __m512i t = _mm512_loadu_si512(x->codes + ((int64_t)m * pairs + p) * 64);
-#pragma GCC unroll 8
+UNROLL
           for (int a = 0; a < R; a++) total[a][m] = _mm512_dpbusd_epi32(total[a][m], t, code[a]);
         }
       }
-#pragma GCC unroll 8
+UNROLL
       for (int m = 0; m < M; m++) {
         vec own_scale = v_load(x->scales + ((int64_t)m * pairs + first) * LANES);
-#pragma GCC unroll 8
+UNROLL
         for (int a = 0; a < R; a++) sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(total[a][m], less[a])), own_scale, sum[a][m]);
+      }
+    }
+  } else if (kind == INT4) {
+    const float *own[4];
+UNROLL
+    for (int a = 0; a < R; a++) own[a] = w->scales + (int64_t)(r + (a < own_rows ? a : 0)) * 2 * pairs;
+    for (int p = 0; p < pairs; p++) {
+      __m512i code[4];
+      vec scale[4];
+UNROLL
+      for (int a = 0; a < R; a++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(row[a] + (int64_t)32 * p));
+        prefetch_row(row[a], ahead + (int64_t)32 * p);
+        code[a] = _mm512_and_si512(_mm512_inserti64x4(_mm512_castsi256_si512(bytes), _mm256_srli_epi16(bytes, 4), 1), _mm512_set1_epi8(15));
+        scale[a] = v_all(own[a][p]);
+      }
+UNROLL
+      for (int m = 0; m < M; m++) {
+        const int64_t at = (int64_t)m * pairs + p;
+        const __m512i t = _mm512_loadu_si512(x->codes + at * 64);
+        const vec own_scale = v_all(x->scales[at * LANES]);
+UNROLL
+        for (int a = 0; a < R; a++)
+          sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), code[a], t)), v_mul(scale[a], own_scale), sum[a][m]);
+      }
+    }
+    /* The offsets are a product of their own, of one number a group. */
+    for (int p = 0; p < pairs; p += LANES) {
+      const __mmask16 some = pairs - p < LANES ? (__mmask16)((1u << (pairs - p)) - 1) : (__mmask16)0xffff;
+UNROLL
+      for (int a = 0; a < R; a++) {
+        const vec offset = _mm512_maskz_loadu_ps(some, own[a] + pairs + p);
+UNROLL
+        for (int m = 0; m < M; m++)
+          sum[a][m] = v_fma(offset, _mm512_maskz_loadu_ps(some, (const float *)x->sums + (int64_t)m * pairs * LANES + p), sum[a][m]);
       }
     }
   } else
   for (int p = 0; p < pairs; p++) {
     __m512i code[4], less[4];
     vec scale[4], offset[4];
-#pragma GCC unroll 8
+UNROLL
     for (int a = 0; a < R; a++) {
       const uint8_t *first = row[a] + (int64_t)2 * p * size, *second = 2 * p + 1 < groups ? first + size : nothing;
       prefetch_row(row[a], ahead + (int64_t)2 * p * size);
@@ -179,14 +219,13 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
       if (kind == Q8_0)
         less[a] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8((char)128), code[a]));
     }
-#pragma GCC unroll 8
+UNROLL
     for (int m = 0; m < M; m++) {
       const int64_t at = (int64_t)m * pairs + p;
       __m512i t = _mm512_loadu_si512(x->codes + at * 64);
       vec own_scale = v_load(x->scales + at * LANES);
       __m512i total = kind == Q8_0 ? _mm512_setzero_si512() : _mm512_loadu_si512(x->sums + at * LANES);
-      if (kind == Q4_0) total = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(total, 3));
-#pragma GCC unroll 8
+UNROLL
       for (int a = 0; a < R; a++) {
         if (kind == Q8_0) {
           sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(less[a], t, code[a])), v_mul(scale[a], own_scale), sum[a][m]);
@@ -200,44 +239,52 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
       }
     }
   }
-#pragma GCC unroll 8
+UNROLL
   for (int a = 0; a < R; a++)
-    if (a < own)
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, v_sum(sum[a][m]));
+    if (a < own_rows)
+UNROLL
+      for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, v_sum(sum[a][m]));
 }
 #else
-INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own) {
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows) {
   const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
-  for (int a = 0; a < R && a < own; a++) {
+  for (int a = 0; a < R && a < own_rows; a++) {
     float sum[8];
     for (int m = 0; m < M; m++) sum[m] = 0.0f;
     for (int g = 0; g < groups; g++) {
       const uint8_t *block = (const uint8_t *)w->codes + w->stride * (r + a) + (int64_t)g * size;
       int8_t code[32];
       uint16_t d = 0, o = 0;
-      if (kind != INT8) memcpy(&d, block, 2);
+      if (kind != INT8 && kind != INT4) memcpy(&d, block, 2);
       if (kind == Q4_1) memcpy(&o, block + 2, 2);
       if (kind == INT8 || kind == Q8_0) memcpy(code, block + (kind == Q8_0 ? 2 : 0), 32);
-      else
+      else if (kind == INT4) {
+        const uint8_t *pair = (const uint8_t *)w->codes + w->stride * (r + a) + (int64_t)(g / 2) * 32;
+        for (int i = 0; i < 32; i++) code[i] = int4_code(pair, g % 2 * 32 + i);
+      } else
         for (int i = 0; i < 16; i++) {
           const uint8_t byte = block[(kind == Q4_0 ? 2 : 4) + i];
           code[i] = (int8_t)((byte & 15) - (kind == Q4_0 ? 8 : 0));
           code[i + 16] = (int8_t)((byte >> 4) - (kind == Q4_0 ? 8 : 0));
         }
-      const float scale = kind == INT8 ? 1.0f : half_to_float(d), offset = kind == Q4_1 ? half_to_float(o) : 0.0f;
+      const float scale = kind == INT8 ? 1.0f : kind == INT4 ? w->scales[(int64_t)(r + a) * 2 * pairs + g / 2] : half_to_float(d), offset = kind == Q4_1 ? half_to_float(o) : 0.0f;
       for (int m = 0; m < M; m++) {
         const int64_t at = (int64_t)m * pairs + g / 2;
         const int8_t *t = x->codes + at * 64;
         int32_t dot = 0;
         const int nibbles = kind == Q4_0 || kind == Q4_1;
         for (int i = 0; i < 32; i++)
-          dot += code[i] * (nibbles ? t[i % 16 + i / 16 * 32 + g % 2 * 16] : (int8_t)(t[g % 2 * 32 + i] ^ 128));
-        const int lane = nibbles ? g % 2 * 4 : g % 2 * 8;
+          dot += code[i] * (nibbles ? t[i % 16 + i / 16 * 32 + g % 2 * 16] : kind == INT4 ? t[g % 2 * 32 + i] : (int8_t)(t[g % 2 * 32 + i] ^ 128));
+        const int lane = nibbles ? g % 2 * 4 : kind == INT4 ? 0 : g % 2 * 8;
+        if (kind == INT4) {
+          sum[m] = fmaf((float)dot * scale, x->scales[at * LANES], sum[m]);
+          if (g % 2 == 0) sum[m] = fmaf(w->scales[(int64_t)(r + a) * 2 * pairs + pairs + g / 2], ((const float *)x->sums)[(int64_t)m * pairs * LANES + g / 2], sum[m]);
+          continue;
+        }
         sum[m] = fmaf(fmaf((float)dot, scale, offset * (float)x->sums[at * LANES + lane]), x->scales[at * LANES + lane], sum[m]);
       }
     }
-    for (int m = 0; m < M; m++) put(w, y, ldy, m, r + a, sum[m]);
+    for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, sum[m]);
   }
 }
 #endif

@@ -9,6 +9,12 @@ Sums run over the same lanes in the same order on all of them, and every multipl
 #include <string.h>
 
 #define LANES 16
+/* Loops over rows and columns of a tile are laid out where the tile fits into registers; elsewhere that only takes long to compile. */
+#if defined(__AVX2__)
+#define UNROLL _Pragma("GCC unroll 8")
+#else
+#define UNROLL
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE float half_to_float(uint16_t bits) {

@@ -36,22 +36,25 @@ def adapts(entry: str) -> bool:
     return entry.startswith(ADAPTIVE)
 
 
-def inner(entry: str, target: Any, sampling: Any) -> Proposer:
+def inner(entry: str, target: Any, sampling: Any, tokenizer: Any = None) -> Proposer:
     """Who drafts for an entry: a name, names joined by "+", or ``draft:PATH``, each perhaps behind ``adaptive:``.
 
     Raises:
-        ValueError: an unknown name; a draft model that cannot be loaded.
+        ValueError: an unknown name; a draft model that cannot be loaded, or whose tokens are not those of the target's ``tokenizer``.
 
     >>> inner("adaptive:ngram", None, None).name
     'ngram'
     """
     from specdec_fn.load import load
     from specdec_fn.speculate import proposers
+    from specdec_fn.text import vocabulary
 
     name = entry.removeprefix(ADAPTIVE)
     if not name.startswith(DRAFT):
         return proposers.named(name, target, *([] if sampling is None else [sampling]))
-    small, _ = load(name.removeprefix(DRAFT))
+    small, own = load(name.removeprefix(DRAFT))
+    if tokenizer is not None:
+        vocabulary.check_same(tokenizer, own)
     return proposers.draft_model.proposer(small, sampling=sampling, vocab_size=target.config.vocab_size)
 
 

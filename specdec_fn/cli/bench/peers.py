@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 def peers(
     model: o.ModelName = GATED,
-    variants: Annotated[str, typer.Option("--variants", help="Precisions to compare, of float32, bfloat16, int8, q8_0, q4_0, q4_1, file.")] = (
+    variants: Annotated[str, typer.Option("--variants", help="Precisions to compare, of float32, bfloat16, int8, int4, q8_0, q4_0, q4_1, file.")] = (
         "float32,bfloat16,file"
     ),
     max_tokens: o.MaxTokens = 128,
@@ -127,7 +127,7 @@ def _figures(found: list[Found]) -> list[figures.Figure]:
     held = []
     for one in found:
         for name, peer, limit in FASTER:
-            if peer in one.peers and name == ("4-bit" if one.ours in ("file", "q4_0", "q4_1") else one.ours):
+            if peer in one.peers and name == ("4-bit" if one.ours in ("file", "int4", "q4_0", "q4_1") else one.ours):
                 held.append(figures.at_least(f"{one.ours}: times as fast as {peer}", one.contest.median(peer, OURS), limit))
     return held
 

@@ -69,8 +69,8 @@ def _question(line: str, place: str) -> Question:
     expected = "an object with question_id, category and turns"
     try:
         item: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is not JSON ({error.msg}); expected {expected}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{place} is not JSON ({getattr(error, 'msg', error)}); expected {expected}") from None
     if not isinstance(item, Mapping):
         raise ValueError(f"{place} is a {type(item).__name__}; expected {expected}")
     number, category, turns = item.get("question_id"), item.get("category"), item.get("turns")
@@ -121,7 +121,7 @@ class Kept:
                 raise ValueError(
                     f"{self._path} was begun with {name} {begun.get(name)!r:.60}; this run has {told.get(name)!r:.60}: expected the same"
                 )
-        self.records = {record["question_id"]: record for record in map(json.loads, lines[1:])}
+        self.records = _records(lines[1:], self._path)
 
     def __contains__(self, number: int) -> bool:
         return number in self.records
@@ -143,8 +143,22 @@ def _first(lines: list[str], path: Path) -> tuple[dict[str, Any], dict[str, Any]
     try:
         first = json.loads(lines[0])
         found = first["settings"], first["note"]
-    except (IndexError, KeyError, TypeError, json.JSONDecodeError):
+    except (IndexError, KeyError, TypeError, json.JSONDecodeError, RecursionError):
         found = None, None
     if not isinstance(found[0], dict) or not isinstance(found[1], dict):
         raise ValueError(f"{path} is no file of an earlier run; expected one, or a new name")
+    return found
+
+
+def _records(lines: list[str], path: Path) -> dict[int, dict[str, Any]]:
+    """The other lines, by question."""
+    found = {}
+    for place, line in enumerate(lines, start=2):
+        try:
+            record = json.loads(line)
+            found[int(record["question_id"])] = dict(record)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise ValueError(
+                f"{path}, line {place} is no record of a question; expected a file of an earlier run as it was left, or a new name"
+            ) from None
     return found

@@ -21,6 +21,7 @@ PLAIN, DRAFTED, SMALL = "plain", "self-draft", "the draft alone"
 SENTENCE = "Since the weights began as 4-bit, a 4-bit draft on the file's own grid is the target."
 GRIDS: Mapping[str, str] = MappingProxyType(
     {
+        "int4": "4 bits, groups of 64 with an offset, embedding and head 8 bits by channel (not the grid of the file's own Q4_1, of groups of 32)",
         "q4_0": "4 bits, groups of 32, symmetric (not the grid of the file's own Q4_1, which has a minimum in each group)",
         "q4_1": "4 bits, groups of 32 with a minimum each: the file's own grid",
         "q8_0": "8 bits, groups of 32, symmetric",
@@ -51,7 +52,7 @@ class Found(NamedTuple):
 def selfdraft(
     model: o.ModelName = GATED,
     weights: Annotated[str, typer.Option("--weights", help="Precisions of the target, of float32, bfloat16.")] = "float32,bfloat16",
-    kind: Annotated[str, typer.Option("--kind", help="Of the draft's weights: q4_0, q4_1, q8_0, int8.")] = "q4_0",
+    kind: Annotated[str, typer.Option("--kind", help="Of the draft's weights: int4, q4_0, q4_1, q8_0, int8.")] = "int4",
     temperatures: Annotated[str, typer.Option("--temperatures", help="Of the requests, as 0,1.")] = "0,1",
     k: o.K = 4,
     max_tokens: o.MaxTokens = 96,

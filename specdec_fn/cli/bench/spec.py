@@ -1,6 +1,7 @@
 """``specdec bench spec``: the questions of Spec-Bench by category, for each proposer, so that no single number stands for speculation."""
 
 import json
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -81,19 +82,26 @@ def spec(
 
     chosen = limited(read(prompts), limit)
     shape = Shape(model, named(dtype, quantize), entries(proposers), _peers(peers, temperature), k, peer_k, temperature, seed, max_tokens, repeats)
-    kept, curves, left_out = _run(shape, chosen, resume, llama_python, gguf_folder)
+    kept, curves, left_out, complete = _run(shape, chosen, resume, llama_python, gguf_folder)
     wanted = {question.number for question in chosen}
     rows = summary((record for record in kept if record["question_id"] in wanted), curves)
     held = _figures(rows)
     if json_:
-        facts = {**shape._asdict(), "threads": torch.get_num_threads(), "load": load_average(), "left_out": left_out, "note": kept.note}
+        facts = {
+            **shape._asdict(),
+            "threads": torch.get_num_threads(),
+            "load": load_average(),
+            "left_out": left_out,
+            "note": kept.note,
+            "complete": complete,
+        }
         print(json.dumps(facts | {"rows": [row._asdict() for row in rows], "figures": figures.as_rows(held)}))
-        return figures.code(held)
+        return figures.code(held) if complete else 130
     title = f"Spec-Bench, {shape.weights}, K = {k}, temperature {temperature:g}, at most {max_tokens} tokens, {torch.get_num_threads()} threads"
     wide_console().print(_table(title, rows))
     print("\n".join([*left_out, *figures.lines([one for one in held if not one.met])]))
     print(f"gates: {sum(one.met for one in held)} of {len(held)} passed" if held else "no gate: nobody chooses K")
-    return figures.code(held)
+    return figures.code(held) if complete else 130
 
 
 def _peers(text: str, temperature: float) -> list[str]:
@@ -108,8 +116,8 @@ def _peers(text: str, temperature: float) -> list[str]:
 
 def _run(
     shape: Shape, chosen: list[Question], resume: str | None, python: str | None, folder: str | None
-) -> tuple[Kept, dict[str, Curve], list[str]]:
-    """Measures what is not in the file yet; gives all records, the curves, and what was left out."""
+) -> tuple[Kept, dict[str, Curve], list[str], bool]:
+    """Measures what is not in the file yet; gives all records, the curves, what was left out, and whether nobody interrupted it."""
     from specdec_fn.cli.bench import asked
     from specdec_fn.cli.bench.variants import load_variant
     from specdec_fn.cost import curve as cost
@@ -117,7 +125,7 @@ def _run(
 
     target, tokenizer = load_variant(shape.model, shape.weights)
     sampling = SamplingParams(shape.temperature)
-    who = {entry: asked.inner(entry, target, sampling) for entry in shape.entries}
+    who = {entry: asked.inner(entry, target, sampling, tokenizer) for entry in shape.entries}
 
     def note() -> dict[str, Any]:
         with Status("measuring passes"):
@@ -137,10 +145,19 @@ def _run(
             elif question.number not in kept:
                 todo.append((question, ids))
         settings: dict[str, Any] = {"tokenizer": tokenizer, "sampling": sampling, "seed": shape.seed, "max_tokens": shape.max_tokens}
-        _questions(target, todo, asked.wrapped(who, curves), others, kept, shape, settings)
-    if not any(question.number in kept for question in chosen):
+        complete = True
+        try:
+            _questions(target, todo, asked.wrapped(who, curves), others, kept, shape, settings)
+        except KeyboardInterrupt:
+            complete = False
+    there = sum(question.number in kept for question in chosen)
+    if not complete:
+        print(f"specdec: interrupted after {there} of {len(chosen)} questions; this is what was found until then", file=sys.stderr)
+        if not there:
+            raise KeyboardInterrupt
+    if not there:
         raise ValueError(f"none of the {len(chosen)} questions fits into the model's context of {target.config.context} tokens")
-    return kept, curves, left_out
+    return kept, curves, left_out, complete
 
 
 def _questions(

@@ -9,11 +9,11 @@ from specdec_fn.cli.status import Status
 __all__ = ["Dtype", "Quantize", "checked", "listed", "load_variant", "named", "weight_bytes"]
 
 FLOATS = ("float32", "bfloat16")
-KINDS = ("int8", "q8_0", "q4_0", "q4_1", "file")
+KINDS = ("int8", "int4", "q8_0", "q4_0", "q4_1", "file")
 
 Dtype = Annotated[str, typer.Option("--dtype", help="Numbers of the weights: float32 or bfloat16.")]
 Quantize = Annotated[
-    str, typer.Option("--quantize", help="Weights in few bits instead: int8, q8_0, q4_0, q4_1, file (as the file has them), or none.")
+    str, typer.Option("--quantize", help="Weights in few bits instead: int8, int4, q8_0, q4_0, q4_1, file (as the file has them), or none.")
 ]
 
 

@@ -17,7 +17,7 @@ from specdec_fn.speculate.proposers import draft_model
 __all__ = ["drafting", "proposer"]
 
 
-def drafting(model: Model, kind: str = "q4_0") -> Model:
+def drafting(model: Model, kind: str = "int4") -> Model:
     """The model that drafts: the target with its matrices packed.
 
     Raises:
@@ -34,7 +34,7 @@ def drafting(model: Model, kind: str = "q4_0") -> Model:
 
 def proposer(
     model: Model,
-    kind: str = "q4_0",
+    kind: str = "int4",
     *,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
 ) -> Proposer:
@@ -42,7 +42,7 @@ def proposer(
 
     Args:
         model: the target; its weights are packed here, once: keep the proposer, or give its ``drafter`` on, rather than build another.
-        kind: how they are packed: "q4_0", "q4_1", "q8_0" or "int8".
+        kind: how they are packed: "int4", "int8", "q4_0", "q4_1" or "q8_0".
         sampling: the controls of the drafts, best those of the request. Any are lossless.
 
     Returns:
