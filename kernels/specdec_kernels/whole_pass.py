@@ -54,6 +54,9 @@ def whole_pass(
 
     Raises:
         IndexError: a token outside the vocabulary; nothing is written then. MemoryError: no memory for what lies between.
+
+    >>> whole_pass.__defaults__ is None  # ``specdec_fn.models.native`` says every argument
+    True
     """
     first, layers, rows = steps[0], len(steps) - 2, tokens.shape[0]
     count = -1 if keys_only else rows if wanted is None else wanted.shape[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_fn.cli.bench.questions import Kept, read
-from specdec_fn.cost.curve import from_json
+from specdec_fn.cost.curve import Curve, from_json
 
 Specdec = Callable[..., Any]
 DEEP = "[" * 100_000  # JSON whose nesting no parser of Python follows
@@ -43,13 +43,31 @@ def test_a_damaged_record_is_named_by_its_line(tmp_path: Path, line: str) -> Non
         Kept(path, {"k": 5}, dict)
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere" / "kept.jsonl"):
+        measured: list[int] = []
+        with pytest.raises(OSError, match=f"{tmp_path.name}"):
+            Kept(place, {}, lambda measured=measured: measured.append(1) or {})
+        assert not measured
+
+
 @pytest.mark.parametrize(
     "written",
     [{"seconds": "12"}, {"seconds": ["1", "2"]}, {"seconds": [True]}, {"seconds": [1], "draft": "0"}, {"seconds": {"1": 2}}, {"seconds": [10**400]}],
 )
 def test_what_only_reads_like_times_is_no_curve(written: Any) -> None:
-    with pytest.raises(ValueError, match="^the curve is .*expected"):
+    with pytest.raises(ValueError, match=r"^the curve is .*expected"):
         from_json(written)
+
+
+@pytest.mark.parametrize("seconds", ["12", (None,), (), 3.0, (1.0, "2"), (True,), (float("nan"),), (0.0,)])
+def test_a_curve_takes_times_alone(seconds: Any) -> None:
+    with pytest.raises(ValueError, match=r"^the curve's seconds are .*; expected at least one time above 0$"):
+        Curve(seconds)
+    with pytest.raises(ValueError, match=r"^the curve's draft is .*; expected seconds of 0 or more$"):
+        Curve((1.0,), draft="0")  # type: ignore[arg-type]
+    assert Curve([1, 2]) == Curve((1.0, 2.0))  # type: ignore[arg-type]
+    assert hash(Curve([1, 2])) == hash(Curve((1.0, 2.0)))  # type: ignore[arg-type]
 
 
 def test_a_roofline_of_endless_rows_and_a_picture_that_is_a_folder(specdec: Specdec, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import torch
 from specdec_fn import random
 from specdec_fn.kv import dense, paged, store
 from specdec_fn.kv.by_rows import by_rows
-from specdec_fn.models import Model, rowwise, toy
+from specdec_fn.models import Model, importance, llama, rowwise, toy
 from specdec_fn.models.native import Laid, Native
+from specdec_fn.models.product import product
 from specdec_fn.models.rope import frequencies, rotate, rotation
 from specdec_fn.models.rowwise import Rowwise, Unit
-from specdec_fn.models.product import product
 from specdec_fn.weights import gguf, quantize
-from specdec_kernels import native, packed as packing, row_attention, step
+from specdec_kernels import native, row_attention, step
+from specdec_kernels import packed as packing
 from specdec_kernels.dispatch import untraced
 from specdec_kernels.packed import Packed
 from specdec_kernels.race_uniform import race_uniform
@@ -129,6 +130,9 @@ def steps() -> Iterator[Sample]:
     yield Sample(rowwise.of_steps, lambda: call(config, do, *sizes))
     made = rowwise.of_steps(config, do, *sizes)
     turn = made.turn(ids(0, 1))
+    yield Sample(llama.stepwise, lambda: call(config, model().params, do))
+    yield Sample(importance.importance, lambda: call(model(), [1, 2, 3]))
+    yield Sample(importance.spread, lambda: call(10, 4))
     yield Sample(made.turn, lambda: call(ids(0, 1)))
     yield Sample(made.begin, lambda: call(table(2, 32), params.layers[0], turn))
     yield Sample(made.between, lambda: call(table(2, 32), table(2, 2, 16), params.layers[0], params.layers[1], turn))

@@ -50,7 +50,7 @@ def test_their_reader_reads_our_blocks_and_ours_reads_theirs(kind: str, index: i
 @pytest.mark.parametrize("index", range(9))
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_weight_moves_by_more_than_its_grid_says(kind: str, index: int) -> None:
-    """Half a step; in q4_0 a whole one at the end of the grid that the largest magnitude is not at. And a scale of float16 is off by 2**-11 of itself."""
+    """Half a step; in q4_0 a whole one at the end of the grid that the largest magnitude is not at. A float16 scale is off by 2**-11 of itself."""
     weight = matrices()[index]
     moved = (unpacked(packed(weight, kind)) - weight).abs()
     groups = weight.unflatten(1, (-1, weight.shape[1] if kind == "int8" else 32)).double()
@@ -155,5 +155,5 @@ def test_the_files_blocks_are_a_copy(file: tuple[mmap, gguf.Gguf]) -> None:
 
 @pytest.mark.parametrize("refused", [partial(quantize.checked_kind, "q3"), partial(quantize.checked_kind, "")])
 def test_an_unknown_kind_names_the_known_ones(refused: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"quantize is .*; expected one of int8, q8_0, q4_0, q4_1, file, or None$"):
+    with pytest.raises(ValueError, match=r"quantize is .*; expected one of int8, int4, q8_0, q4_0, q4_1, file, or None$"):
         refused()

@@ -31,10 +31,14 @@ class Curve:
     draft: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.seconds or not all(math.isfinite(one) and one > 0 for one in self.seconds):
+        times = tuple(map(_number, self.seconds)) if isinstance(self.seconds, list | tuple) else ()
+        if not times or not all(math.isfinite(one) and one > 0 for one in times):
             raise ValueError(f"the curve's seconds are {self.seconds!r:.80}; expected at least one time above 0")
-        if not (math.isfinite(self.draft) and self.draft >= 0):
-            raise ValueError(f"the curve's draft is {self.draft}; expected seconds of 0 or more")
+        draft = _number(self.draft)
+        if not (math.isfinite(draft) and draft >= 0):
+            raise ValueError(f"the curve's draft is {self.draft!r:.80}; expected seconds of 0 or more")
+        object.__setattr__(self, "seconds", times)
+        object.__setattr__(self, "draft", draft)
 
 
 def seconds(curve: Curve, rows: int) -> float:
@@ -159,9 +163,14 @@ def from_json(written: Any) -> Curve:
     """
     found = written.get("curve", written) if isinstance(written, Mapping) else written
     try:
-        times, draft = found["seconds"], found.get("draft", 0.0)
-        if not isinstance(times, list | tuple) or any(isinstance(one, bool | str) for one in (*times, draft)):
-            raise TypeError("times are numbers")  # digits of a string, and true, would be read as some
-        return Curve(tuple(float(one) for one in times), float(draft))
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return Curve(found["seconds"], found.get("draft", 0.0))
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f'the curve is {written!r:.80}; expected {{"seconds": [seconds of 1 row, of 2 rows, ...], "draft": seconds}}') from None
+
+
+def _number(value: Any) -> float:
+    """A number as a float; NaN for what is none, such as text or a truth value."""
+    try:
+        return math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

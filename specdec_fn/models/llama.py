@@ -96,7 +96,7 @@ class _Static(NamedTuple):
     """What a pass knows before its arguments."""
 
     config: Config
-    between: Between
+    between: Callable[[], Between]  # made in each pass, so that a model is data and functions by name, and can be pickled
     native: Native
 
 
@@ -137,7 +137,7 @@ def _angles(config: Config, params: Params) -> Tensor:
     return frequencies(config.rope, config.head_dim).to(params.norm.device)
 
 
-def _between(config: Config, params: Params, do: Rowwise) -> Between:
+def _between(config: Config, params: Params, do: Rowwise) -> Callable[[], Between]:
     """What lies between attentions, of these steps."""
     wide = WIDER.get(params.norm.dtype, params.norm.dtype)
 
@@ -145,7 +145,8 @@ def _between(config: Config, params: Params, do: Rowwise) -> Between:
         return torch.full((), value, dtype=wide, device=params.norm.device)
 
     unit, head_unit = (Unit(number(0.0), number((size * config.norm_eps) ** 0.5), size**0.5) for size in (config.width, config.head_dim))
-    return of_steps(config, do, unit, head_unit, _angles(config, params), attention_factor(config.rope), params.norm.dtype)
+    sizes = (unit, head_unit, _angles(config, params), attention_factor(config.rope), params.norm.dtype)
+    return functools.partial(of_steps, config, do, *sizes)
 
 
 def stepwise(config: Config, params: Params, do: Rowwise) -> Forward:
@@ -212,7 +213,7 @@ def _blocks(
     x = embedded(params.embedding, tokens)
     if isinstance(params.embedding, Packed):
         x = x.to(params.norm.dtype)
-    do = static.native.between(params, x) or static.between
+    do = static.native.between(params, x) or static.between()
     turn = do.turn(positions)
     heads: Tensor | None = do.begin(x, layers[0], turn)
     for index, layer in enumerate(layers):

@@ -78,7 +78,7 @@ class Native(NamedTuple):
         wanted: Int[Tensor, "wanted"] | None = None,
         keys_only: bool = False,
     ) -> Float[Tensor, "wanted vocab"] | bool:
-        """The whole pass as one call, where attention is one that says beforehand what it will do (``attend.planned``); False where it cannot be. DONATES ``kv``.
+        """The whole pass as one call, where attention says beforehand what it will do (``attend.planned``); False where it cannot be. DONATES ``kv``.
 
         Returns:
             the logits; True with ``keys_only``; False where nothing was done.
@@ -167,6 +167,8 @@ class Laid:
         threads = torch.get_num_threads()
 
         def begun(step: Step, x: Tensor, dtype: torch.dtype, turned: tuple[Tensor, Tensor]) -> Tensor:
+            if turned[0].shape[0] != x.shape[0]:
+                raise ValueError(f"positions are {turned[0].shape[0]} for {x.shape[0]} tokens; expected one for each")
             heads = torch.empty((x.shape[0], *shape), dtype=dtype)
             step.cos, step.sin, step.turned = turned[0].data_ptr(), turned[1].data_ptr(), heads.data_ptr()
             return heads

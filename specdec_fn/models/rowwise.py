@@ -3,6 +3,7 @@
 ``Between`` is what a forward needs besides attention. It is made of steps here (``of_steps``), and is one call of the C library in ``native``.
 """
 
+import functools
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -143,9 +144,9 @@ def each(step: Callable[..., Any], rowwise: int = 1) -> Callable[..., Any]:
     >>> each(lambda row: row * row.shape[0])(torch.ones(3, 1)).flatten()
     tensor([1., 1., 1.])
     """
+    return functools.partial(_apart, step, rowwise)
 
-    def apart(*args: Any) -> Any:
-        done = [step(*row, *args[rowwise:]) for row in zip(*(rows.split(1) for rows in args[:rowwise]), strict=True)]
-        return torch.cat(done) if isinstance(done[0], Tensor) else tuple(map(torch.cat, zip(*done, strict=True)))
 
-    return apart
+def _apart(step: Callable[..., Any], rowwise: int, *args: Any) -> Any:
+    done = [step(*row, *args[rowwise:]) for row in zip(*(rows.split(1) for rows in args[:rowwise]), strict=True)]
+    return torch.cat(done) if isinstance(done[0], Tensor) else tuple(map(torch.cat, zip(*done, strict=True)))

@@ -130,9 +130,10 @@ static void one_item(const attention *a, int row, int kv_head, int cold, float *
   for (int first = 0; first < of; first += SHARE) {
     const int g = of - first < SHARE ? of - first : SHARE;
     const int64_t head = (int64_t)kv_head * of + first;
-    for (int i = 0; i < g * size; i++) query[i] = number_at(a->query, a->type, row * a->stride + head * size + i) * a->scale;
+    get_numbers(a->query, a->type, row * a->stride + head * size, query, g * size);
+    for (int i = 0; i < g * size; i++) query[i] *= a->scale;
     ALL_GROUPS
-    for (int i = 0; i < g * size; i++) put_number(a->out, a->type, ((int64_t)row * a->heads + head) * size + i, out[i]);
+    put_numbers(a->out, a->type, ((int64_t)row * a->heads + head) * size, out, g * size);
   }
 }
 

@@ -18,35 +18,33 @@ static void norm_row(const float *x, const void *weight, int type, int width, fl
   for (int i = whole; i < width; i++) out[i] = x[i] * factor * number_at(weight, type, i);
 }
 
+INLINE vec gated(vec gate, vec up) { return v_mul(v_div(gate, v_add(v_all(1.0f), v_exp(v_mul(gate, v_all(-1.0f))))), up); }
+
+/* SiLU(gate) up, in place. */
 static void gate_rows(float *gate, const float *up, int count) {
   int i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    float g[LANES], e[LANES];
-    v_store(g, v_load(gate + i));
-    v_store(e, v_exp(v_mul(v_load(gate + i), v_all(-1.0f))));
-    for (int l = 0; l < LANES; l++) gate[i + l] = g[l] / (1.0f + e[l]) * up[i + l];
-  }
+  for (; i + LANES <= count; i += LANES) v_store(gate + i, gated(v_load(gate + i), v_load(up + i)));
   if (i < count) {
-    float g[LANES] = {0}, e[LANES];
-    memcpy(g, gate + i, sizeof(float) * (count - i));
-    v_store(e, v_exp(v_mul(v_load(g), v_all(-1.0f))));
-    for (int l = 0; i + l < count; l++) gate[i + l] = g[l] / (1.0f + e[l]) * up[i + l];
+    float lane[LANES];
+    v_store(lane, gated(v_part(gate + i, count - i), v_part(up + i, count - i)));
+    memcpy(gate + i, lane, sizeof(float) * (count - i));
   }
 }
 
+/* `room` holds two heads. */
 static void turn_head(const step *s, const float *from, void *to, int64_t at, int row, int head, float *room) {
   const int size = s->head_dim, half = size / 2;
   const void *weight = head < s->heads ? s->q_norm : s->k_norm;
-  if (head >= s->heads + s->kv_heads) { /* values are not turned */
-    for (int i = 0; i < size; i++) put_number(to, s->type, at + i, from[i]);
-    return;
+  if (head < s->heads + s->kv_heads) { /* values are not turned */
+    if (weight) norm_row(from, weight, s->type, size, s->eps, room + size), from = room + size;
+    const float *cos = s->cos + (int64_t)row * half, *sin = s->sin + (int64_t)row * half;
+    for (int i = 0; i < half; i++) {
+      room[i] = fmaf(from[i], cos[i], -from[i + half] * sin[i]);
+      room[i + half] = fmaf(from[i + half], cos[i], from[i] * sin[i]);
+    }
+    from = room;
   }
-  if (weight) norm_row(from, weight, s->type, size, s->eps, room), from = room;
-  const float *cos = s->cos + (int64_t)row * half, *sin = s->sin + (int64_t)row * half;
-  for (int i = 0; i < half; i++) {
-    put_number(to, s->type, at + i, fmaf(from[i], cos[i], -from[i + half] * sin[i]));
-    put_number(to, s->type, at + i + half, fmaf(from[i + half], cos[i], from[i] * sin[i]));
-  }
+  put_numbers(to, s->type, at, from, size);
 }
 
 static int64_t most_of(const step *s, const matrix *const *all, int count, int inputs) {
@@ -62,7 +60,7 @@ int specdec_step(const step *s) {
   const matrix *const all[] = {s->output, s->gate_up, s->down, s->qkv, s->head};
   const int rows = s->rows, width = s->width, ffn = s->ffn, qkv = (s->heads + 2 * s->kv_heads) * s->head_dim;
   const int64_t own_floats = (rows * most_of(s, all, 5, 1) + LANES) / LANES * LANES, own_bytes = most_of(s, all, 5, 0) + 64;
-  const int64_t own = own_floats * 4 + (own_bytes + 63) / 64 * 64 + s->head_dim * 4 + 64;
+  const int64_t own = own_floats * 4 + (own_bytes + 63) / 64 * 64 + s->head_dim * 8 + 64;
   const int64_t shared = (int64_t)rows * (2 * ffn > qkv ? 2 * ffn : qkv) * 4 + (int64_t)rows * width * 4 + 64;
   char *memory = malloc((size_t)(own * s->threads + shared + 128));
   if (!memory) return 1;
@@ -78,7 +76,7 @@ int specdec_step(const step *s) {
     const float *x = s->x;
     if (s->attended) {
       const int inputs = s->output->inputs;
-      for (int64_t i = 0; i < (int64_t)rows * inputs; i++) h[i] = number_at(s->attended, s->type, i);
+      get_numbers(s->attended, s->type, 0, h, (int64_t)rows * inputs);
       q = made_whole(s->output, h, inputs, rows, codes);
       share(width, 8, &low, &high);
       multiply(s->output, h, inputs, &q, narrow, width, rows, low, high);

@@ -22,10 +22,22 @@ INLINE float number_at(const void *p, int type, int64_t i) {
   return type == AS_BF16 ? bfloat_to_float(((const uint16_t *)p)[i]) : half_to_float(((const uint16_t *)p)[i]);
 }
 
-INLINE void put_number(void *p, int type, int64_t i, float value) {
-  if (type == AS_F32) ((float *)p)[i] = value;
-  else if (type == AS_BF16) ((uint16_t *)p)[i] = float_to_bfloat(value);
-  else ((uint16_t *)p)[i] = float_to_half(value);
+
+/* Many of them; the type is looked at once. */
+INLINE void put_numbers(void *p, int type, int64_t at, const float *from, int count) {
+  if (type == AS_F32) memcpy((float *)p + at, from, sizeof(float) * count);
+  else if (type == AS_BF16)
+    for (int i = 0; i < count; i++) ((uint16_t *)p)[at + i] = float_to_bfloat(from[i]);
+  else
+    for (int i = 0; i < count; i++) ((uint16_t *)p)[at + i] = float_to_half(from[i]);
+}
+
+INLINE void get_numbers(const void *p, int type, int64_t at, float *to, int64_t count) {
+  if (type == AS_F32) memcpy(to, (const float *)p + at, sizeof(float) * count);
+  else if (type == AS_BF16)
+    for (int64_t i = 0; i < count; i++) to[i] = bfloat_to_float(((const uint16_t *)p)[at + i]);
+  else
+    for (int64_t i = 0; i < count; i++) to[i] = half_to_float(((const uint16_t *)p)[at + i]);
 }
 
 INLINE vec numbers_at(const void *p, int type, int64_t i) {

@@ -41,8 +41,7 @@ INLINE float bfloat_to_float(uint16_t bits) {
 INLINE uint16_t float_to_bfloat(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
-  if (value != value) return 0x7fc0;
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  return (uint16_t)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 INLINE uint16_t float_to_half(float value) {
@@ -72,6 +71,7 @@ INLINE void v_store(float *p, vec a) { _mm512_storeu_ps(p, a); }
 INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec v_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec v_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+INLINE vec v_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 INLINE vec v_from_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
@@ -104,6 +104,7 @@ INLINE vec v_load(const float *p) { return (vec){_mm256_loadu_ps(p), _mm256_load
 INLINE void v_store(float *p, vec a) { _mm256_storeu_ps(p, a.low), _mm256_storeu_ps(p + 8, a.high); }
 INLINE vec v_fma(vec a, vec b, vec c) { return (vec){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
 INLINE vec v_mul(vec a, vec b) { return (vec){_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+INLINE vec v_div(vec a, vec b) { return (vec){_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
 INLINE vec v_add(vec a, vec b) { return (vec){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 INLINE vec v_max(vec a, vec b) { return (vec){_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 INLINE __m256 v_eight_bf16(const uint16_t *p) {
@@ -153,6 +154,7 @@ INLINE vec v_load(const float *p) { EACH(p[l]); }
 INLINE void v_store(float *p, vec a) { memcpy(p, a.lane, sizeof a.lane); }
 INLINE vec v_fma(vec a, vec b, vec c) { EACH(fmaf(a.lane[l], b.lane[l], c.lane[l])); }
 INLINE vec v_mul(vec a, vec b) { EACH(a.lane[l] * b.lane[l]); }
+INLINE vec v_div(vec a, vec b) { EACH(a.lane[l] / b.lane[l]); }
 INLINE vec v_add(vec a, vec b) { EACH(a.lane[l] + b.lane[l]); }
 INLINE vec v_max(vec a, vec b) { EACH(a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l]); }
 INLINE vec v_min(vec a, vec b) { EACH(a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l]); }

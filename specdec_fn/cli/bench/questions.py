@@ -100,12 +100,14 @@ class Kept:
             note: makes the note of a new file.
 
         Raises:
-            ValueError: a file of other settings, or one that is no such file.
+            ValueError: a file of other settings, or one that is no such file. OSError: one that cannot be written.
         """
         self.records: dict[int, dict[str, Any]] = {}
         self._path = None if path is None else Path(path)
         told = json.loads(json.dumps(settings))
         if self._path is None or not self._path.is_file() or not self._path.stat().st_size:
+            if self._path is not None:
+                open(self._path, "a", encoding="utf-8").close()  # what cannot be written is refused before anything is measured
             self.note = json.loads(json.dumps(note()))
             if self._path is not None:
                 self._path.write_text(json.dumps({"settings": told, "note": self.note}) + "\n", "utf-8")
