@@ -153,6 +153,12 @@ def passes() -> Iterator[Sample]:
     yield Sample(Laid.__reduce__, lambda: call(form.laid))
     yield Sample(Laid.of, lambda: call(form.laid, made.params))
     yield Sample(Laid.functions, lambda: call(form.laid, form))
+    calls, layers = form.laid.functions(form), made.params.layers
+    turn = calls.turn(ids(0, 1))
+    yield Sample(calls.begin, lambda: call(table(2, 32), layers[0], turn))
+    for following in (layers[1], None):
+        yield Sample(calls.between, lambda following=following: call(table(2, 32), table(2, 2, 16), layers[0], following, turn))
+    yield Sample(calls.head, lambda: call(table(2, 32), made.params))
     yield Sample(Native.turned, lambda: call(form, ids(0, 1)))
     yield Sample(Native.between, lambda: call(form, made.params, table(2, 32)))
     for more in ({}, {"wanted": ids(1)}, {"keys_only": True}):

@@ -18,7 +18,7 @@ DOORS = ("ahead.py", "ahead_measure.py")
 # The one effect below floor 4: this room compiles the C library into a folder, behind dispatch, and remembers that it has. It alone may name these.
 BUILDER = "kernels/specdec_kernels/native.py"
 BUILDING = frozenset(
-    {"import os", "import shutil", "import subprocess", "import tempfile", "import threading", ".mkdir()", ".read_bytes()", ".read_text()"}
+    {"import os", "import shutil", "import subprocess", "import tempfile", "import threading", "open()", ".mkdir()", ".read_bytes()", ".read_text()"}
 )
 ROOMS = sorted(
     path

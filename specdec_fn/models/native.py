@@ -160,11 +160,16 @@ class Laid:
         )
 
     def functions(self, model: Native) -> Between:
-        """What a pass calls; the calls come in the order of the blocks."""
+        """What a pass calls."""
         config, laid = self.config, self  # what a step points to lives as long as this does, so the functions hold it
-        steps = iter(laid.steps)
         shape = (config.heads + 2 * config.kv_heads, config.head_dim)
         threads = torch.get_num_threads()
+
+        def copied(number: int) -> Step:
+            return Step.from_buffer_copy(laid.steps[number])
+
+        def number_of(layer: "Layer") -> int:
+            return next(number for number, one in enumerate(laid.params.layers) if one is layer)  # type: ignore[union-attr]
 
         def begun(step: Step, x: Tensor, dtype: torch.dtype, turned: tuple[Tensor, Tensor]) -> Tensor:
             if turned[0].shape[0] != x.shape[0]:
@@ -174,7 +179,8 @@ class Laid:
             return heads
 
         def begin(x: Float[Tensor, "tokens width"], layer: "Layer", turned: tuple[Tensor, Tensor]) -> Float[Tensor, "tokens all_heads head_dim"]:
-            x, step = x.to(torch.float32).contiguous(), Step.from_buffer_copy(next(steps))
+            x, step = x.to(torch.float32).contiguous(), copied(number_of(layer))
+            step.output = step.gate_up = step.down = step.attended = None
             heads = begun(step, x, layer.attention_norm.dtype, turned)
             step.rows, step.threads, step.x = x.shape[0], threads, x.data_ptr()
             run(step, laid)
@@ -188,7 +194,9 @@ class Laid:
             turned: tuple[Tensor, Tensor],
         ) -> tuple[Float[Tensor, "tokens width"], Tensor | None]:
             dtype = layer.attention_norm.dtype
-            x, attended, step = x.to(torch.float32).contiguous(), attended.to(dtype).contiguous(), Step.from_buffer_copy(next(steps))
+            x, attended, step = x.to(torch.float32).contiguous(), attended.to(dtype).contiguous(), copied(number_of(layer) + 1)
+            if following is None:
+                step.qkv = None
             out = torch.empty_like(x)
             heads = None if following is None else begun(step, x, dtype, turned)
             step.rows, step.threads, step.x, step.out, step.attended = x.shape[0], threads, x.data_ptr(), out.data_ptr(), attended.data_ptr()
@@ -196,7 +204,7 @@ class Laid:
             return out, heads
 
         def head(x: Float[Tensor, "rows width"], params: "Params") -> Float[Tensor, "rows vocab"]:
-            x, step = x.to(torch.float32).contiguous(), Step.from_buffer_copy(next(steps))
+            x, step = x.to(torch.float32).contiguous(), copied(-1)
             logits = torch.empty((x.shape[0], config.vocab_size), dtype=torch.float32)
             step.rows, step.threads, step.x, step.logits = x.shape[0], threads, x.data_ptr(), logits.data_ptr()
             run(step, laid)
