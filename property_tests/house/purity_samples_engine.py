@@ -486,7 +486,7 @@ def broken_pass(*args: Any) -> Any:
 def drafting_of(drafter: Model, invariant: bool) -> Call:
     """Three readers: one at its end, one in its prompt, one that has nothing left to draft."""
     readers = [
-        drafting.Reader(random.key(1), (1, 2, 3, 0), 3, FIXED, Table((0, 3, 4, 5), 2), 2, 4, 3),
+        drafting.Reader(random.key(1), (1, 2, 3, 0), 3, FIXED, Table((0, 3, 4, 5), 2), 2, 4, 3, invariant),
         drafting.Reader(random.key(2), (3, 3, 1, 2, 0), 5, FIXED, Table((1, 6), 0), 0, 3, 0),
         drafting.Reader(random.key(3), (2, 1), 1, SamplingParams(), Table((2,), 1), 1, 2, 0),
     ]

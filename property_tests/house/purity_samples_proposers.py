@@ -15,6 +15,7 @@ from specdec_fn.models import quantized as small
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate import Proposer, proposers, verifiers
 from specdec_fn.speculate.draft import chain
+from specdec_fn.speculate.proposer import raced
 from specdec_fn.speculate.proposers import draft_model, early_exit, first, ngram, paying, quantized, suffix
 from specdec_fn.text import vocabulary
 
@@ -70,18 +71,22 @@ def model_rooms() -> Iterator[Sample]:
         yield Sample(draft_model.sharing, lambda made=made, settings=settings: call("own", made, sampling=settings, vocab_size=7))
         controls = draft_model.Controls(settings, 2, 7)
         given = random.key(0), made
-        yield Sample(
-            draft_model.drawn,
-            lambda given=given, controls=controls: call(*given, cache(), [1, 2, 3], 2, controls, dense.attend, position=3),
-        )
+        for race in (False, True):
+            yield Sample(
+                draft_model.drawn,
+                lambda given=given, controls=controls, race=race: call(*given, cache(), [1, 2, 3], 2, controls, dense.attend, position=3, race=race),
+            )
 
 
 def halves() -> Iterator[Sample]:
     soft = draft_model.proposer(tiny(), sampling=WARM)
     yield Sample(first.proposer, lambda: call(ngram.proposer(), soft))
     yield Sample(first.proposer, lambda: call(), ValueError)
+    for race in (False, True):
+        yield Sample(raced, lambda race=race: call(paying.proposer(soft), race, 9))
     for one in (
         soft,
+        draft_model.proposer(tiny(), sampling=WARM, race=True),
         draft_model.sharing("own", tiny()),
         paying.proposer(soft),
         first.proposer(ngram.proposer(), soft),

@@ -30,6 +30,7 @@ from specdec_fn.random import Key, uniform
 from specdec_fn.sampling import SamplingParams, draw
 from specdec_fn.speculate import Draft
 from specdec_fn.speculate.draft import chain
+from specdec_fn.speculate.race import noise, winner
 from specdec_fn.speculate.tape import DRAFT, address
 from specdec_fn.typing import Float, Tensor
 
@@ -48,6 +49,7 @@ class Reader(NamedTuple):
         read: slots that hold the drafting model's keys of ``tokens``; at the end of the drafting also of drafted tokens.
         stop: end of the tokens that the pass computes.
         most: most tokens to draft; 0 where the pass does not reach the last token.
+        race: whether drafted tokens are the winners of the request's race at their positions, as under ``coupled``.
     """
 
     key: Key
@@ -58,6 +60,7 @@ class Reader(NamedTuple):
     read: int
     stop: int
     most: int
+    race: bool = False
 
 
 @donates("pool")
@@ -67,7 +70,8 @@ def draft_together(
     """Drafts for several requests, one forward of the drafting model for all of them at a time. DONATES its pool.
 
     A request's draft is shorter than asked where the drafting model's context ends, where its logits give no law, and empty once a token was
-    committed that it has no row for. Token i is drawn at height u of its law, u being lane i of ``tape.address(key, DRAFT, len(tokens))``.
+    committed that it has no row for. Token i is drawn at height u of its law, u being lane i of ``tape.address(key, DRAFT, len(tokens))``; for
+    a reader with ``race`` it is the winner of the race at position len(tokens) + i on its law.
 
     Args:
         model: the drafting model.
@@ -98,7 +102,7 @@ def draft_together(
     lines = [list(reader.tokens) for reader in readers]
     reads = [reader.read for reader in readers]
     probs: list[list[Tensor]] = [[] for _ in readers]
-    noise = [uniform(address(one.key, DRAFT, len(one.tokens)), (one.most,)) for one in readers]
+    heights = [uniform(address(one.key, DRAFT, len(one.tokens)), (one.most,)) for one in readers]
     deaf = {place for place, one in enumerate(readers) if max(one.tokens) >= ids_known or one.stop > context}
     ends = {place: one.stop for place, one in enumerate(readers) if place not in deaf and one.stop > one.read}
     ends |= {place: one.stop for place, one in enumerate(readers) if place not in deaf and one.most and len(one.tokens) < context}
@@ -124,7 +128,8 @@ def draft_together(
         ]
         ends = {}
         for place, law in zip(drawing, laws(asks), strict=True):
-            token = int(draw(noise[place][len(probs[place])], law[0]))
+            one, lane = readers[place], len(probs[place])
+            token = int(winner(noise(one.key, len(one.tokens) + lane, vocab_size), law[0]) if one.race else draw(heights[place][lane], law[0]))
             if token >= 0:
                 probs[place].append(law[0])
                 lines[place].append(token)

@@ -86,7 +86,8 @@ def speculative(
 
     Args:
         model, law, key, prompt, count: as in the loops above.
-        proposer, verifier: values of ``specdec_fn.speculate``.
+        proposer, verifier: values of ``specdec_fn.speculate``. A drafting model is to run the race (``proposer.raced``) under ``coupled``, under
+            no other verifier: ``generate`` and an engine see to that.
         k: most drafted nodes of a pass; it drafts ``min(k, tokens left - 1)``.
         ends: ids behind which nothing need be drafted.
         attention: how the model attends to the cache.

@@ -17,6 +17,7 @@ from specdec_fn.sampling import SamplingParams
 from specdec_fn.sampling.processors import checked_ids
 from specdec_fn.speculate import Proposer, Verifier, proposers, verifiers
 from specdec_fn.speculate.draft import chain
+from specdec_fn.speculate.proposer import raced
 from specdec_fn.text import Tokenizer
 from specdec_fn.typing import Tensor
 
@@ -30,7 +31,7 @@ class Terms(NamedTuple):
         controls: what makes its target laws from logits.
         prompt: its ids.
         limit: most tokens to emit, by ``max_tokens`` and by the context.
-        proposer, verifier, k: how it speculates; k is 0 for plain decoding.
+        proposer, verifier, k: how it speculates; k is 0 for plain decoding. Under ``coupled`` a drafting model runs the race, under others not.
         ending: what ends it.
     """
 
@@ -97,7 +98,7 @@ def settle(
     if drafter is not None:  # drafts that are drawn must have the same bits too
         same, vocab = models.invariant(drafter.model), model.config.vocab_size
         if drafter.again is None:
-            again = proposers.draft_model.proposer(same, sampling=drafter.sampling, vocab_size=vocab)
+            again = proposers.draft_model.proposer(same, sampling=drafter.sampling, vocab_size=vocab, race=drafter.race)
         else:
             again = drafter.again(same, vocab)
         settled = settled._replace(proposer=again._replace(name=settled.proposer.name))
@@ -167,6 +168,7 @@ def terms(
         raise ValueError(f"verifier 'greedy' with temperature {sampling.temperature}; expected temperature 0, or another verifier such as 'token'")
     drafting = _proposer(proposer, draft_fn, k, vocab, lambda name: proposers.named(name, model, sampling, made=made))
     if drafting is not None:
+        drafting = raced(drafting, chosen.name == "coupled", vocab)  # by any other rule such drafts would be no samples of their laws
         sharing.fits(drafting, config)
     limit = min(max_tokens, context - len(ids))
     return Terms(

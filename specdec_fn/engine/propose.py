@@ -123,7 +123,7 @@ def _with_model(
         assert drafter is not None, "only those with a drafting model wait for one"
         read = lane.start if drafter.shares else record.drafted
         run = record.run
-        readers.append(Reader(run.key, run.tokens, run.prompt, drafter.sampling, tables[lane.id], read, lane.stop, wanted))
+        readers.append(Reader(run.key, run.tokens, run.prompt, drafter.sampling, tables[lane.id], read, lane.stop, wanted, drafter.race))
     vocab = state.sizes.vocab_size
     spare = store.clone(pool) if enforced() else pool  # where donation is enforced, a failed drafting leaves the pool as it was
     try:

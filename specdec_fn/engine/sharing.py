@@ -80,7 +80,7 @@ def drafted(run: Running, kv: dense.DenseCache, vocab_size: int, attend: dense.A
     own = in_dtype(attend, kv.keys[0].dtype) if layers else attend
     controls = Controls(drafter.sampling, run.prompt, vocab_size)
     wanted = min(asked, most) if max(tokens) < drafter.model.config.vocab_size else 0
-    draft, lent = proposers.draft_model.drawn(run.key, drafter.model, lent, tokens, wanted, controls, own, position=len(tokens))
+    draft, lent = proposers.draft_model.drawn(run.key, drafter.model, lent, tokens, wanted, controls, own, position=len(tokens), race=drafter.race)
     kv = dataclasses.replace(kv, keys=(*lent.keys, *kv.keys[layers:]), values=(*lent.values, *kv.values[layers:]), mask=())
     return told_of(run._replace(guess=guess), draft), usable(run, draft, vocab_size), kv
 

@@ -39,7 +39,10 @@ typedef void (*wholes)(const matrix *, const whole_rows *, float *, int64_t, int
 static const floats by_float[] = {rows_f32, rows_bf16, rows_f16, rows_int8, rows_q8_0, rows_q4_0, rows_q4_1, 0};
 static const wholes by_whole[] = {0, 0, 0, whole_int8, whole_q8_0, whole_q4_0, whole_q4_1, whole_int4};
 
-void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q, float *y, int64_t ldy, int rows, int low, int high) {
+void multiply(const matrix *w, const prepared *in, float *y, int64_t ldy, int rows, int low, int high) {
+  const float *const x = in->x;
+  const int64_t ldx = in->ldx;
+  const whole_rows *const q = &in->q;
 #if defined(__AVX2__)
   const int most = w->whole || w->kind == F32 || w->kind == BF16 || w->kind == INT8 ? 8 : 4;
 #else
@@ -61,7 +64,10 @@ void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q,
   }
 }
 
-int64_t whole_bytes(const matrix *w, int rows) { return w->whole ? (int64_t)rows * ((w->inputs / 32 + 1) / 2) * (64 + 8 * LANES) : 0; }
+int64_t room_for(const matrix *w, int rows) {
+  if (w->kind == BF16) return (int64_t)rows * w->inputs * 4;
+  return w->whole ? (int64_t)rows * ((w->inputs / 32 + 1) / 2) * (64 + 8 * LANES) : 0;
+}
 
 /* Q4_0 reads codes of weights as 0 to 15 and means 8 less; Q4_1 means them as they are, and adds an offset. */
 INLINE int32_t w_sum(const int kind, int32_t sum) { return kind == Q4_0 ? -8 * sum : sum; }
@@ -89,12 +95,11 @@ INLINE void put_group(const int kind, const whole_rows *out, int64_t at, int hal
 }
 
 /* Every group by its largest magnitude: codes = round(127 x / largest), ties to even. */
-whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, void *room) {
+static whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, void *room) {
   static const float nothing[32] = {0};
   const int groups = w->inputs / 32, pairs = (groups + 1) / 2;
   const int span = w->kind == INT8 ? INT8_PAIRS * 2 : w->kind == INT4 ? 2 : 1;
   const whole_rows out = {(int8_t *)room + (int64_t)rows * pairs * 8 * LANES, room, (int32_t *)room + (int64_t)rows * pairs * LANES};
-  if (!w->whole) return out;
   for (int m = 0; m < rows; m++)
     for (int first = 0; first < 2 * pairs; first += span) {
       const int last = first + span < groups ? first + span : groups;
@@ -113,6 +118,23 @@ whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, vo
         ((float *)out.sums)[(int64_t)m * pairs * LANES + first / 2] = scale * (float)sum;
       }
     }
+  return out;
+}
+
+prepared prepare(const matrix *w, const float *x, int64_t ldx, int rows, void *room) {
+  prepared out = {x, ldx, {0, 0, 0}};
+  if (w->whole) out.q = made_whole(w, x, ldx, rows, room);
+  if (w->kind == BF16) {
+    float *apart = room;
+    const int paired = w->inputs / (2 * LANES) * (2 * LANES);
+    for (int m = 0; m < rows; m++) {
+      const float *from = x + m * ldx;
+      float *to = apart + (int64_t)m * w->inputs;
+      for (int i = 0; i < paired; i += 2 * LANES) v_pairs(from + i, to + i, to + i + LANES);
+      memcpy(to + paired, from + paired, sizeof(float) * (w->inputs - paired));
+    }
+    out.x = apart, out.ldx = w->inputs;
+  }
   return out;
 }
 

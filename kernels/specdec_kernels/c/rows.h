@@ -71,10 +71,25 @@ UNROLL
 UNROLL
     for (int m = 0; m < M; m++) sum[a][m] = v_zero();
   }
-  const int whole = w->inputs / LANES * LANES;
+  const int whole = w->inputs / LANES * LANES, paired = kind == BF16 ? w->inputs / (2 * LANES) * (2 * LANES) : 0;
   const int64_t ahead = w->stride * 2 * R;
   const int bytes = kind == F32 ? 64 : kind == BF16 || kind == F16 ? 32 : 16;
-  for (int i = 0; i < whole; i += LANES) {
+  /* Two bfloat16 numbers of one word are taken apart by a shift and a mask; x lies in that order. */
+  for (int i = 0; i < paired; i += 2 * LANES) {
+    vec u[4], v[4];
+UNROLL
+    for (int a = 0; a < R; a++) {
+      v_pairs_bf16((const uint16_t *)row[a] + i, &u[a], &v[a]);
+      prefetch_row(row[a], ahead + (int64_t)i * 2);
+    }
+UNROLL
+    for (int m = 0; m < M; m++) {
+      const vec even = v_load(x + m * ldx + i), odd = v_load(x + m * ldx + i + LANES);
+UNROLL
+      for (int a = 0; a < R; a++) sum[a][m] = v_fma(v[a], odd, v_fma(u[a], even, sum[a][m]));
+    }
+  }
+  for (int i = paired; i < whole; i += LANES) {
     vec u[4];
 UNROLL
     for (int a = 0; a < R; a++) {
@@ -289,14 +304,20 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
 }
 #endif
 
-/* The rows that whole products of `w` read. `room` has whole_bytes(w, rows) bytes. */
-int64_t whole_bytes(const matrix *w, int rows);
-whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int rows, void *room);
+/* Rows as the products of `w` read them, in `room` of room_for(w, rows) bytes: 8-bit codes, pairs taken apart, or x itself. */
+typedef struct {
+  const float *x;
+  int64_t ldx;
+  whole_rows q;
+} prepared;
+
+int64_t room_for(const matrix *w, int rows);
+prepared prepare(const matrix *w, const float *x, int64_t ldx, int rows, void *room);
 
 /* One row as float32, rounded to `type` first where that is a half type, as an embedding is in a pass of that type. */
 void take_row(const matrix *w, int64_t row, int type, float *out);
 
-/* Weight rows [low, high) times `rows` rows of x, or of q where the product is whole. */
-void multiply(const matrix *w, const float *x, int64_t ldx, const whole_rows *q, float *y, int64_t ldy, int rows, int low, int high);
+/* Weight rows [low, high) times `rows` rows. */
+void multiply(const matrix *w, const prepared *in, float *y, int64_t ldy, int rows, int low, int high);
 
 #endif

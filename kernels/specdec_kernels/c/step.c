@@ -50,7 +50,7 @@ static void turn_head(const step *s, const float *from, void *to, int64_t at, in
 static int64_t most_of(const step *s, const matrix *const *all, int count, int inputs) {
   int64_t most = 0;
   for (int i = 0; i < count; i++) {
-    const int64_t own = all[i] == NULL ? 0 : inputs ? all[i]->inputs : whole_bytes(all[i], s->rows);
+    const int64_t own = all[i] == NULL ? 0 : inputs ? all[i]->inputs : room_for(all[i], s->rows);
     most = own > most ? own : most;
   }
   return most;
@@ -71,40 +71,40 @@ int specdec_step(const step *s) {
     char *room = base + own * omp_get_thread_num();
     float *h = (float *)room, *spare = (float *)(room + own_floats * 4 + (own_bytes + 63) / 64 * 64);
     void *codes = room + own_floats * 4;
-    whole_rows q;
+    prepared q;
     int low, high;
     const float *x = s->x;
     if (s->attended) {
       const int inputs = s->output->inputs;
       get_numbers(s->attended, s->type, 0, h, (int64_t)rows * inputs);
-      q = made_whole(s->output, h, inputs, rows, codes);
+      q = prepare(s->output, h, inputs, rows, codes);
       share(width, 8, &low, &high);
-      multiply(s->output, h, inputs, &q, narrow, width, rows, low, high);
+      multiply(s->output, &q, narrow, width, rows, low, high);
       for (int m = 0; m < rows; m++)
         for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] = x[(int64_t)m * width + i] + narrow[(int64_t)m * width + i];
       x = s->out;
 #pragma omp barrier
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->ffn_norm, s->type, width, s->eps, h + (int64_t)m * width);
-      q = made_whole(s->gate_up, h, width, rows, codes);
+      q = prepare(s->gate_up, h, width, rows, codes);
       share(ffn, 8, &low, &high);
-      multiply(s->gate_up, h, width, &q, wide, 2 * ffn, rows, low, high);
-      multiply(s->gate_up, h, width, &q, wide, 2 * ffn, rows, ffn + low, ffn + high);
+      multiply(s->gate_up, &q, wide, 2 * ffn, rows, low, high);
+      multiply(s->gate_up, &q, wide, 2 * ffn, rows, ffn + low, ffn + high);
       for (int m = 0; m < rows; m++) gate_rows(wide + (int64_t)m * 2 * ffn + low, wide + (int64_t)m * 2 * ffn + ffn + low, high - low);
 #pragma omp barrier
       /* Read where it lies: rows are 2 ffn apart. */
-      q = made_whole(s->down, wide, 2 * ffn, rows, codes);
+      q = prepare(s->down, wide, 2 * ffn, rows, codes);
       share(width, 8, &low, &high);
-      multiply(s->down, wide, 2 * ffn, &q, narrow, width, rows, low, high);
+      multiply(s->down, &q, narrow, width, rows, low, high);
       for (int m = 0; m < rows; m++)
         for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] += narrow[(int64_t)m * width + i];
 #pragma omp barrier
     }
     if (s->qkv) {
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->attention_norm, s->type, width, s->eps, h + (int64_t)m * width);
-      q = made_whole(s->qkv, h, width, rows, codes);
+      q = prepare(s->qkv, h, width, rows, codes);
       /* Whole heads, so that who multiplied a head turns it. */
       share(qkv, s->head_dim, &low, &high);
-      multiply(s->qkv, h, width, &q, wide, qkv, rows, low, high);
+      multiply(s->qkv, &q, wide, qkv, rows, low, high);
       for (int m = 0; m < rows; m++) {
         float *row = wide + (int64_t)m * qkv;
         if (s->bias)
@@ -114,9 +114,9 @@ int specdec_step(const step *s) {
     }
     if (s->head) {
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->norm, s->type, width, s->eps, h + (int64_t)m * width);
-      q = made_whole(s->head, h, width, rows, codes);
+      q = prepare(s->head, h, width, rows, codes);
       share(s->head->outputs, 8, &low, &high);
-      multiply(s->head, h, width, &q, s->logits, s->head->outputs, rows, low, high);
+      multiply(s->head, &q, s->logits, s->head->outputs, rows, low, high);
     }
   }
   free(memory);
@@ -125,15 +125,15 @@ int specdec_step(const step *s) {
 
 /* One product alone. */
 int specdec_rows(const matrix *w, const float *x, float *y, int rows, int threads) {
-  const int64_t own = whole_bytes(w, rows) + 64;
+  const int64_t own = room_for(w, rows) + 64;
   char *memory = malloc((size_t)(own * threads));
   if (!memory) return 1;
 #pragma omp parallel num_threads(threads)
   {
     int low, high;
-    whole_rows q = made_whole(w, x, w->inputs, rows, memory + own * omp_get_thread_num());
+    const prepared q = prepare(w, x, w->inputs, rows, memory + own * omp_get_thread_num());
     share(w->outputs, 8, &low, &high);
-    multiply(w, x, w->inputs, &q, y, w->outputs, rows, low, high);
+    multiply(w, &q, y, w->outputs, rows, low, high);
   }
   free(memory);
   return 0;

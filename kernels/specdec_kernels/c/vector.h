@@ -76,6 +76,17 @@ INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 INLINE vec v_from_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
+/* Of 32 numbers, those at even places and those at odd ones. */
+INLINE void v_pairs_bf16(const uint16_t *p, vec *even, vec *odd) {
+  const __m512i both = _mm512_loadu_si512(p);
+  *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
+}
+INLINE void v_pairs(const float *p, float *even, float *odd) {
+  const __m512i at = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const vec low = v_load(p), high = v_load(p + LANES);
+  v_store(even, _mm512_permutex2var_ps(low, at, high)), v_store(odd, _mm512_permutex2var_ps(low, _mm512_add_epi32(at, _mm512_set1_epi32(1)), high));
+}
 INLINE vec v_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec v_from_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE vec v_from_nibbles(const uint8_t *p, int high) {
@@ -111,6 +122,14 @@ INLINE __m256 v_eight_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 INLINE vec v_from_bf16(const uint16_t *p) { return (vec){v_eight_bf16(p), v_eight_bf16(p + 8)}; }
+INLINE void v_pairs_bf16(const uint16_t *p, vec *even, vec *odd) {
+  const __m256i low = _mm256_loadu_si256((const __m256i *)p), high = _mm256_loadu_si256((const __m256i *)(p + 16)), upper = _mm256_set1_epi32((int)0xffff0000);
+  *even = (vec){_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+  *odd = (vec){_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+}
+INLINE void v_pairs(const float *p, float *even, float *odd) {
+  for (int l = 0; l < LANES; l++) even[l] = p[2 * l], odd[l] = p[2 * l + 1];
+}
 INLINE vec v_from_f16(const uint16_t *p) {
   return (vec){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
 }
@@ -166,6 +185,12 @@ INLINE vec v_floor(vec a) { EACH(floorf(a.lane[l])); }
 INLINE vec v_power(vec a, vec n) { EACH(a.lane[l] == a.lane[l] ? ldexpf(a.lane[l], (int)n.lane[l]) : a.lane[l]); }
 INLINE vec v_silent(vec x, vec y) { EACH(x.lane[l] != x.lane[l] ? x.lane[l] : x.lane[l] < -87.0f ? 0.0f : y.lane[l]); }
 INLINE vec v_from_bf16(const uint16_t *p) { EACH(bfloat_to_float(p[l])); }
+INLINE void v_pairs_bf16(const uint16_t *p, vec *even, vec *odd) {
+  for (int l = 0; l < LANES; l++) even->lane[l] = bfloat_to_float(p[2 * l]), odd->lane[l] = bfloat_to_float(p[2 * l + 1]);
+}
+INLINE void v_pairs(const float *p, float *even, float *odd) {
+  for (int l = 0; l < LANES; l++) even[l] = p[2 * l], odd[l] = p[2 * l + 1];
+}
 INLINE vec v_from_f16(const uint16_t *p) { EACH(half_to_float(p[l])); }
 INLINE vec v_from_i8(const int8_t *p) { EACH((float)p[l]); }
 INLINE vec v_from_nibbles(const uint8_t *p, int high) { EACH((float)(high ? p[l] >> 4 : p[l] & 15)); }
@@ -188,7 +213,16 @@ INLINE float v_sum(vec a) {
 #endif
 
 /* Four of them at once, each as v_sum adds it. */
-#if defined(__AVX2__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
+  const vec ab = v_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); /* the eights of both, side by side */
+  const vec cd = v_add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  const vec four = v_add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)); /* the fours of all */
+  const vec two = v_add(four, _mm512_permute_ps(four, 0x4e)), one = v_add(two, _mm512_permute_ps(two, 0xb1));
+  const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+}
+#elif defined(__AVX2__)
 INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
   __m256 e = _mm256_add_ps(v_low(a), v_high(a)), f = _mm256_add_ps(v_low(b), v_high(b));
   __m256 g = _mm256_add_ps(v_low(c), v_high(c)), h = _mm256_add_ps(v_low(d), v_high(d));

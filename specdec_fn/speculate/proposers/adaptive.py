@@ -25,7 +25,7 @@ from specdec_fn.cost.curve import Curve
 from specdec_fn.random import Key
 from specdec_fn.speculate import tree
 from specdec_fn.speculate.draft import Draft, chain
-from specdec_fn.speculate.proposer import Proposer
+from specdec_fn.speculate.proposer import Proposer, raced
 
 __all__ = ["Rate", "Record", "chosen", "proposer", "settled"]
 
@@ -140,8 +140,8 @@ def proposer(inner: Proposer, curve: Curve, *, share: float = 0.015, start: floa
     if drafter is None:
         return Proposer(bare.name, init, propose, inner=bare)
 
-    def again(model: Any, vocab_size: int) -> Proposer:
-        renewed = bare if drafter.again is None else drafter.again(model, vocab_size)
+    def again(model: Any, vocab_size: int, *, race: bool = drafter.race) -> Proposer:
+        renewed = raced(bare, race, vocab_size) if drafter.again is None else drafter.again(model, vocab_size, race=race)
         return proposer(renewed, curve, share=share, start=start, longest_pause=longest_pause)
 
     def ask(key: Key, state: Record, tokens: Sequence[int], k: int, *, position: int) -> tuple[Record, Draft | int]:

@@ -3,7 +3,8 @@
 The state is a dense cache of the drafting model and the tokens whose keys it holds. Before a pass these begin with committed tokens, and may end
 with drafted ones that were not accepted: the cache goes back to what the two have in common and reads the committed tokens that it lacks,
 whether those are one bonus token or all that was emitted in passes without a draft. Then it drafts, a row a forward. The last drafted token is
-not read; a later pass does that, if it stays.
+not read; a later pass does that, if it stays. With ``race`` a token is not drawn by a number of the draft's own: it is the winner of the race that
+the verifier ``coupled`` runs at its position, on the drafting model's law, so the two agree as far as their laws do (arXiv 2408.07978).
 
 A state is a value: ``propose`` copies what it keeps of a cache before it writes, so a state may be used again, by a fork or a replay, and two
 that have gone apart share no slot. The copy moves the cache once; each forward of a draft moves all weights and the cache as well.
@@ -25,6 +26,7 @@ from specdec_fn.sampling import SamplingParams, distribution, draw
 from specdec_fn.sampling.processors import checked_ids
 from specdec_fn.speculate.draft import Draft, chain
 from specdec_fn.speculate.proposer import Drafter, Proposer
+from specdec_fn.speculate.race import noise, winner
 from specdec_fn.speculate.tape import DRAFT, address
 from specdec_fn.typing import Float, Tensor
 
@@ -66,6 +68,7 @@ def proposer(
     *,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     vocab_size: int | None = None,
+    race: bool = False,
 ) -> Proposer:
     """A proposer that draws its tokens from a model's laws, and hands over the very laws that it drew from.
 
@@ -82,6 +85,8 @@ def proposer(
         sampling: the controls of the drafts, best those of the request. Any are lossless.
         vocab_size: the target's number of ids, where it differs from the model's: the laws have that size. Ids that the model lacks have
             probability 0; ids past the target's are never drafted, and the laws of the others are renormalised. None is the model's own.
+        race: for the verifier ``coupled`` and no other: whether token i of a draft is the winner of the race at position + i on its law, in
+            place of the token at height u. What settles a request (``generate``, an engine) sets it by the request's verifier.
 
     Returns:
         a proposer with a ``drafter``, whose drafts are chains of float64 laws, on the CPU.
@@ -111,14 +116,14 @@ def proposer(
             return state, chain((), 0, torch.empty(0, vocab, dtype=torch.float64))
         cache = _room(model, state.kv, shared, len(line) + most - 1)
         controls = Controls(sampling, state.prompt, vocab)
-        draft, cache = drawn(key, model, cache, line, most, controls, attend, position=position)
+        draft, cache = drawn(key, model, cache, line, most, controls, attend, position=position, race=race)
         held = (*line, *draft.tokens.tolist())[: cache.length]
         return Held(cache, tuple(held), state.prompt), draft
 
-    def again(model: Model, vocab_size: int) -> Proposer:
-        return proposer(model, sampling=sampling, vocab_size=vocab_size)
+    def again(model: Model, vocab_size: int, *, race: bool = race) -> Proposer:
+        return proposer(model, sampling=sampling, vocab_size=vocab_size, race=race)
 
-    return Proposer("draft_model", init, propose, Drafter(model, sampling, again=again))
+    return Proposer("draft_model", init, propose, Drafter(model, sampling, again=again, race=race))
 
 
 def sharing(
@@ -127,6 +132,7 @@ def sharing(
     *,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     vocab_size: int | None = None,
+    race: bool = False,
 ) -> Proposer:
     """The proposer of a model that has the target's first layers, in some form: where a loop or an engine runs it, it shares the target's cache.
 
@@ -134,7 +140,7 @@ def sharing(
 
     Args:
         name: of the proposer.
-        model, sampling, vocab_size: as for ``proposer``.
+        model, sampling, vocab_size, race: as for ``proposer``.
 
     Raises:
         TypeError, ValueError: as ``proposer``.
@@ -143,12 +149,12 @@ def sharing(
     >>> sharing("own", toy.bigram(torch.eye(3))).drafter.shares
     True
     """
-    plain = proposer(model, sampling=sampling, vocab_size=vocab_size)
+    plain = proposer(model, sampling=sampling, vocab_size=vocab_size, race=race)
 
-    def again(model: Model, vocab_size: int) -> Proposer:
-        return sharing(name, model, sampling=sampling, vocab_size=vocab_size)
+    def again(model: Model, vocab_size: int, *, race: bool = race) -> Proposer:
+        return sharing(name, model, sampling=sampling, vocab_size=vocab_size, race=race)
 
-    return plain._replace(name=name, drafter=Drafter(model, sampling, shares=True, again=again))
+    return plain._replace(name=name, drafter=Drafter(model, sampling, shares=True, again=again, race=race))
 
 
 @donates("cache")
@@ -162,6 +168,7 @@ def drawn(
     attend: dense.Attend,
     *,
     position: int,
+    race: bool = False,
 ) -> tuple[Draft, dense.DenseCache]:
     """Draws a draft from a model's own laws, a row a forward. DONATES ``cache``.
 
@@ -174,6 +181,7 @@ def drawn(
         controls: what makes laws of its logits.
         attend: how it attends to the cache.
         position: the base of the pass.
+        race: as for ``proposer``.
 
     Returns:
         The draft, a chain with float64 laws, and the cache, which has read all tokens and all of the draft but its last token.
@@ -186,10 +194,10 @@ def drawn(
     tensor([2, 0, 1])
     """
     line, laws = list(tokens), []
-    for u in uniform(address(key, DRAFT, position), (min(k, max(model.config.context - len(line), 0)),)):
+    for place, u in enumerate(uniform(address(key, DRAFT, position), (min(k, max(model.config.context - len(line), 0)),))):
         row, cache = _read(model, cache, line, attend)
         law = _law(row, controls.vocab_size, controls.sampling, line, controls.prompt)
-        token = int(draw(u, law))
+        token = int(winner(noise(key, position + place, controls.vocab_size), law) if race else draw(u, law))
         if token < 0:
             break
         laws.append(law)

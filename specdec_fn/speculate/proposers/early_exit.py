@@ -36,6 +36,7 @@ def proposer(
     layers: int | None = None,
     *,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    race: bool = False,
 ) -> Proposer:
     """A proposer that draws its tokens from the laws of the target's first layers, and hands those laws over.
 
@@ -43,6 +44,7 @@ def proposer(
         model: the target, of the Llama family; the one whose tokens are drafted for.
         layers: how many of its layers draft; two thirds of them unless given. More are right more often, and cost more.
         sampling: the controls of the drafts, best those of the request. Any are lossless.
+        race: whether drafts are winners of the race that ``coupled`` runs; as for ``draft_model.proposer``.
 
     Returns:
         a proposer whose drafter shares the target's cache where a loop or an engine runs it; ``propose`` itself keeps a cache of its own. The
@@ -57,4 +59,4 @@ def proposer(
     >>> half.name, half.propose(key(0), half.init([3]), [3], 2, position=1)[1].tokens.shape
     ('early_exit', torch.Size([2]))
     """
-    return draft_model.sharing("early_exit", drafting(model, layers), sampling=sampling)
+    return draft_model.sharing("early_exit", drafting(model, layers), sampling=sampling, race=race)

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec_fn.random import Key
 from specdec_fn.speculate.draft import Draft
-from specdec_fn.speculate.proposer import Proposer
+from specdec_fn.speculate.proposer import Proposer, raced
 
 __all__ = ["proposer"]
 
@@ -67,8 +67,8 @@ def proposer(*proposers: Proposer) -> Proposer:
     if drafter is None:
         return Proposer(name, init, propose)
 
-    def again(model: Any, vocab_size: int) -> Proposer:
-        return proposer(*cheap, last if drafter.again is None else drafter.again(model, vocab_size))
+    def again(model: Any, vocab_size: int, *, race: bool = drafter.race) -> Proposer:
+        return proposer(*cheap, raced(last, race, vocab_size) if drafter.again is None else drafter.again(model, vocab_size, race=race))
 
     def ask(key: Key, state: tuple[Any, ...], tokens: Sequence[int], k: int, *, position: int) -> tuple[tuple[Any, ...], Draft | int]:
         state, draft = found(key, state, tokens, k, position)

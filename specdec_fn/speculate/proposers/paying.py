@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from specdec_fn.random import Key
 from specdec_fn.speculate.draft import Draft, chain
-from specdec_fn.speculate.proposer import Proposer
+from specdec_fn.speculate.proposer import Proposer, raced
 
 __all__ = ["Record", "proposer"]
 
@@ -99,8 +99,8 @@ def proposer(
     if drafter is None:
         return Proposer(inner.name, init, propose, inner=inner)
 
-    def again(model: Any, vocab_size: int) -> Proposer:
-        renewed = inner if drafter.again is None else drafter.again(model, vocab_size)
+    def again(model: Any, vocab_size: int, *, race: bool = drafter.race) -> Proposer:
+        renewed = raced(inner, race, vocab_size) if drafter.again is None else drafter.again(model, vocab_size, race=race)
         return proposer(renewed, least=least, start=start, memory=memory, shortest=shortest, longest_pause=longest_pause)
 
     def ask(key: Key, state: Record, tokens: Sequence[int], k: int, *, position: int) -> tuple[Record, Draft | int]:

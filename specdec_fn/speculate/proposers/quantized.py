@@ -37,6 +37,7 @@ def proposer(
     kind: str = "int4",
     *,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    race: bool = False,
 ) -> Proposer:
     """A proposer that draws its tokens from the laws of the target's own weights in fewer bits, and hands those laws over.
 
@@ -44,6 +45,7 @@ def proposer(
         model: the target; its weights are packed here, once: keep the proposer, or give its ``drafter`` on, rather than build another.
         kind: how they are packed: "int4", "int8", "q4_0", "q4_1" or "q8_0".
         sampling: the controls of the drafts, best those of the request. Any are lossless.
+        race: whether drafts are winners of the race that ``coupled`` runs; as for ``draft_model.proposer``.
 
     Returns:
         a proposer whose drafter shares the target's cache where a loop or an engine runs it: each drafted token is then one row of one forward.
@@ -59,4 +61,4 @@ def proposer(
     >>> packed.name, packed.drafter.shares
     ('quantized', True)
     """
-    return draft_model.sharing("quantized", drafting(model, kind), sampling=sampling)
+    return draft_model.sharing("quantized", drafting(model, kind), sampling=sampling, race=race)
