@@ -66,6 +66,7 @@ int specdec_step(const step *s) {
   if (!memory) return 1;
   char *base = (char *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
   float *wide = (float *)(base + own * s->threads), *narrow = wide + (int64_t)rows * (2 * ffn > qkv ? 2 * ffn : qkv);
+  work output = {width, 8, 0}, gate_up = {ffn, 8, 0}, down = {width, 8, 0}, heads = {qkv, s->head_dim, 0}, head = {s->head ? s->head->outputs : 0, 8, 0};
 #pragma omp parallel num_threads(s->threads)
   {
     char *room = base + own * omp_get_thread_num();
@@ -78,45 +79,48 @@ int specdec_step(const step *s) {
       const int inputs = s->output->inputs;
       get_numbers(s->attended, s->type, 0, h, (int64_t)rows * inputs);
       q = prepare(s->output, h, inputs, rows, codes);
-      share(width, 8, &low, &high);
-      multiply(s->output, &q, narrow, width, rows, low, high);
-      for (int m = 0; m < rows; m++)
-        for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] = x[(int64_t)m * width + i] + narrow[(int64_t)m * width + i];
+      for (int begun = 0; take(&output, &begun, &low, &high);) {
+        multiply(s->output, &q, narrow, width, rows, low, high);
+        for (int m = 0; m < rows; m++)
+          for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] = x[(int64_t)m * width + i] + narrow[(int64_t)m * width + i];
+      }
       x = s->out;
 #pragma omp barrier
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->ffn_norm, s->type, width, s->eps, h + (int64_t)m * width);
       q = prepare(s->gate_up, h, width, rows, codes);
-      share(ffn, 8, &low, &high);
-      multiply(s->gate_up, &q, wide, 2 * ffn, rows, low, high);
-      multiply(s->gate_up, &q, wide, 2 * ffn, rows, ffn + low, ffn + high);
-      for (int m = 0; m < rows; m++) gate_rows(wide + (int64_t)m * 2 * ffn + low, wide + (int64_t)m * 2 * ffn + ffn + low, high - low);
+      for (int begun = 0; take(&gate_up, &begun, &low, &high);) {
+        multiply(s->gate_up, &q, wide, 2 * ffn, rows, low, high);
+        multiply(s->gate_up, &q, wide, 2 * ffn, rows, ffn + low, ffn + high);
+        for (int m = 0; m < rows; m++) gate_rows(wide + (int64_t)m * 2 * ffn + low, wide + (int64_t)m * 2 * ffn + ffn + low, high - low);
+      }
 #pragma omp barrier
       /* Read where it lies: rows are 2 ffn apart. */
       q = prepare(s->down, wide, 2 * ffn, rows, codes);
-      share(width, 8, &low, &high);
-      multiply(s->down, &q, narrow, width, rows, low, high);
-      for (int m = 0; m < rows; m++)
-        for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] += narrow[(int64_t)m * width + i];
+      for (int begun = 0; take(&down, &begun, &low, &high);) {
+        multiply(s->down, &q, narrow, width, rows, low, high);
+        for (int m = 0; m < rows; m++)
+          for (int i = low; i < high; i++) s->out[(int64_t)m * width + i] += narrow[(int64_t)m * width + i];
+      }
 #pragma omp barrier
     }
     if (s->qkv) {
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->attention_norm, s->type, width, s->eps, h + (int64_t)m * width);
       q = prepare(s->qkv, h, width, rows, codes);
       /* Whole heads, so that who multiplied a head turns it. */
-      share(qkv, s->head_dim, &low, &high);
-      multiply(s->qkv, &q, wide, qkv, rows, low, high);
-      for (int m = 0; m < rows; m++) {
-        float *row = wide + (int64_t)m * qkv;
-        if (s->bias)
-          for (int i = low; i < high; i++) row[i] += number_at(s->bias, s->type, i);
-        for (int i = low; i < high; i += s->head_dim) turn_head(s, row + i, s->turned, (int64_t)m * qkv + i, m, i / s->head_dim, spare);
+      for (int begun = 0; take(&heads, &begun, &low, &high);) {
+        multiply(s->qkv, &q, wide, qkv, rows, low, high);
+        for (int m = 0; m < rows; m++) {
+          float *row = wide + (int64_t)m * qkv;
+          if (s->bias)
+            for (int i = low; i < high; i++) row[i] += number_at(s->bias, s->type, i);
+          for (int i = low; i < high; i += s->head_dim) turn_head(s, row + i, s->turned, (int64_t)m * qkv + i, m, i / s->head_dim, spare);
+        }
       }
     }
     if (s->head) {
       for (int m = 0; m < rows; m++) norm_row(x + (int64_t)m * width, s->norm, s->type, width, s->eps, h + (int64_t)m * width);
       q = prepare(s->head, h, width, rows, codes);
-      share(s->head->outputs, 8, &low, &high);
-      multiply(s->head, &q, s->logits, s->head->outputs, rows, low, high);
+      for (int begun = 0; take(&head, &begun, &low, &high);) multiply(s->head, &q, s->logits, s->head->outputs, rows, low, high);
     }
   }
   free(memory);
@@ -128,12 +132,12 @@ int specdec_rows(const matrix *w, const float *x, float *y, int rows, int thread
   const int64_t own = room_for(w, rows) + 64;
   char *memory = malloc((size_t)(own * threads));
   if (!memory) return 1;
+  work all = {w->outputs, 8, 0};
 #pragma omp parallel num_threads(threads)
   {
     int low, high;
     const prepared q = prepare(w, x, w->inputs, rows, memory + own * omp_get_thread_num());
-    share(w->outputs, 8, &low, &high);
-    multiply(w, &q, y, w->outputs, rows, low, high);
+    for (int begun = 0; take(&all, &begun, &low, &high);) multiply(w, &q, y, w->outputs, rows, low, high);
   }
   free(memory);
   return 0;

@@ -3,6 +3,7 @@
 #define SPECDEC_TEAM_H
 
 #include <omp.h>
+#include <stdatomic.h>
 
 #include "vector.h"
 
@@ -12,6 +13,44 @@ INLINE void share(int total, int band, int *low, int *high) {
   *low = (int)(bands * which / of) * band, *high = (int)(bands * (which + 1) / of) * band;
   if (*low > total) *low = total;
   if (*high > total) *high = total;
+}
+
+/* Work on `total` things that a team shares: three quarters of an even share are each thread's own, the rest is taken in pieces by whoever is free, since
+a thread that the system has put aside for a moment would keep all others waiting. Whole bands throughout. */
+typedef struct {
+  int total, band;
+  atomic_int taken;
+} work;
+
+#define PIECE 32
+
+INLINE void own_part(const work *w, int which, int of, int *low, int *split, int *high) {
+  const int64_t bands = (w->total + w->band - 1) / w->band, first = bands * which / of, last = bands * (which + 1) / of;
+  *low = (int)first * w->band, *split = (int)(first + (last - first) * 3 / 4) * w->band, *high = (int)last * w->band;
+  if (*high > w->total) *high = w->total;
+  if (*split > *high) *split = *high;
+}
+
+/* The next part for this thread; `begun` is 0 before its first. 0 where nothing is left. */
+INLINE int take(work *w, int *begun, int *low, int *high) {
+  const int of = omp_get_num_threads(), piece = (PIECE + w->band - 1) / w->band * w->band;
+  int start, split, stop;
+  if (!*begun) {
+    *begun = 1;
+    own_part(w, omp_get_thread_num(), of, &start, &split, &stop);
+    *low = start, *high = split;
+    if (start < split) return 1;
+  }
+  for (int number = atomic_fetch_add(&w->taken, 1), before = 0, which = 0; which < of; which++) {
+    own_part(w, which, of, &start, &split, &stop);
+    const int pieces = (stop - split + piece - 1) / piece;
+    if (number < before + pieces) {
+      *low = split + (number - before) * piece, *high = *low + piece < stop ? *low + piece : stop;
+      return 1;
+    }
+    before += pieces;
+  }
+  return 0;
 }
 
 /* Numbers of any float type as float32, and back. */
