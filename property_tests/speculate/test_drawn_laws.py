@@ -1,5 +1,5 @@
-"""What makes soft drafts lossless, of every proposer that has laws: a drafted token stands at the height of its law that its own address gives, and
-how many are drafted is settled before the first of them is drawn.
+"""What makes soft drafts lossless, of every proposer that has laws: a drafted token stands at the height of its law that its own address gives,
+or, under ``coupled``, wins the race at its position on that law; and how many are drafted is settled before the first of them is drawn.
 
 The verifiers are proved for any p and q, so long as q is the law that was drawn from. A law that is off by little biases what is emitted by too
 little for statistics, and is seen here in the first pass.
@@ -18,7 +18,7 @@ from specdec_fn.engine import Config, Request, init, propose, run, running, shar
 from specdec_fn.models import toy
 from specdec_fn.random import Key, key, uniform
 from specdec_fn.sampling import draw
-from specdec_fn.speculate import Draft, Proposer
+from specdec_fn.speculate import Draft, Proposer, race
 from specdec_fn.speculate.proposers import adaptive, draft_model, early_exit, first, ngram, paying, quantized, suffix
 from specdec_fn.speculate.tape import DRAFT, address
 
@@ -47,13 +47,15 @@ WRAPPED = MappingProxyType(
 PROMPT = [1, 2, 3, 1, 2]
 
 
-def check_drawn(own: Key, base: int, draft: Draft) -> None:
-    """Each token stands at height u of the law that goes along with it, u being its lane of the pass's address."""
+def check_drawn(own: Key, base: int, draft: Draft, verifier: str = "token") -> None:
+    """Each token stands at height u of the law that goes along with it, u being its lane of the pass's address; or it wins the race there."""
     count = int(draft.length)
     if draft.probs is None or not count:
         return
     heights = uniform(address(own, DRAFT, base), (count,))
-    assert [int(draw(u, law)) for u, law in zip(heights, draft.probs, strict=False)] == draft.tokens[:count].tolist()
+    drawn = [int(draw(u, law)) for u, law in zip(heights, draft.probs, strict=False)]
+    won = [int((race.noise(own, base + lane, VOCAB) / law).argmin()) for lane, law in enumerate(draft.probs[:count])]
+    assert (won if verifier == "coupled" else drawn) == draft.tokens[:count].tolist()
     assert draft.probs[:count].sum(-1).tolist() == pytest.approx([1.0] * count, abs=1e-12)
 
 
@@ -64,7 +66,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     usable = running.usable
 
     def watched(one: running.Running, draft: Draft, vocab_size: int) -> Draft:
-        check_drawn(one.key, len(one.tokens), draft)
+        check_drawn(one.key, len(one.tokens), draft, one.verifier.name)
         seen.extend([int(draft.length)] if draft.probs is not None and int(draft.length) else [])
         return usable(one, draft, vocab_size)
 
