@@ -1,9 +1,11 @@
 """For the engineer: the kernels alone, on a pool of pages and on drafts that any engine can hand over. Run: python examples/lift_kernels.py
 
-Without a GPU the kernels are interpreted: slow, and the same numbers. How to take them out of this repository: kernels/README.md.
+Without a GPU the kernels are interpreted: slow, and the same numbers; without triton their torch references run. How to take them out of this repository: kernels/README.md.
 """
 
 import os
+from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
@@ -13,6 +15,8 @@ if not torch.cuda.is_available():
 from specdec_fn.random import key, split
 from specdec_fn.speculate import Draft, ragged, verifiers
 from specdec_kernels import paged_attention, paged_write
+
+IMPL: Literal["triton", "torch"] = "torch" if find_spec("triton") is None else "triton"
 
 
 def attention(device: str) -> float:
@@ -25,9 +29,9 @@ def attention(device: str) -> float:
     query = [torch.randn(count, heads, size, device=device) for count in counts]
     places = [torch.arange(count, device=device) for count in contexts]
     slots = torch.cat([table[b, at // page] * page + at % page for b, at in enumerate(places)])
-    paged_write(*pools, torch.cat(keys), torch.cat(values), slots, impl="triton")
+    paged_write(*pools, torch.cat(keys), torch.cat(values), slots, impl=IMPL)
     starts = torch.tensor([0, 3, 4], device=device)
-    out = paged_attention(torch.cat(query), *pools, table, starts, torch.tensor(contexts, device=device), impl="triton")
+    out = paged_attention(torch.cat(query), *pools, table, starts, torch.tensor(contexts, device=device), impl=IMPL)
     worst = 0.0
     for b, got in enumerate(out.split(counts)):
         q, k, v = (rows.double().transpose(0, 1) for rows in (query[b], keys[b], values[b]))
@@ -44,12 +48,14 @@ def deciding(device: str, batch: int = 6, k: int = 4, vocab: int = 100) -> tuple
     tokens = torch.multinomial(q.flatten(0, 1), 1).view(batch, k)
     draft = Draft(tokens, q, torch.full((batch,), k, device=device))
     drawn = ragged.Words(*(words.to(device) for words in ragged.words(split(key(0), batch), k, torch.zeros(batch, dtype=torch.int64))))
-    ours, law = (ragged.decide_all(verifiers["token"], drawn, p, draft, impl=impl) for impl in ("triton", "torch"))
+    ours, law = (ragged.decide_all(verifiers["token"], drawn, p, draft, impl=impl) for impl in (IMPL, "torch"))
     return torch.equal(ours.tokens, law.tokens), int(ours.emitted.sum())
 
 
 if __name__ == "__main__":
     where = "cuda" if torch.cuda.is_available() else "cpu"
+    if IMPL == "torch":
+        print("triton is not installed, which the kernels need (pip install triton): these are their torch references")
     print(f"attention over pages: within {attention(where):.1e} of a dense product in float64")
     same, emitted = deciding(where)
     print(f"drafts judged: {emitted} tokens for 6 sequences, {'the same as' if same else 'DIFFERENT FROM'} the reference's")

@@ -138,6 +138,7 @@ def specdec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def run(*arguments: Any, stdin: str = "") -> Run:
         capsys.readouterr()
+        monkeypatch.delenv("COLUMNS", raising=False)  # tables are as wide as they are for a file
         monkeypatch.setattr(sys, "argv", ["specdec", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as ended:

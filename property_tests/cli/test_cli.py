@@ -106,8 +106,17 @@ def test_a_bad_prompt_is_refused(specdec: Specdec, tiny: Path, tmp_path: Path) -
     refused(specdec("generate", "x" * 513, "--model", tiny), "513 tokens", "at most 512")
 
 
+@pytest.mark.parametrize("command", [(), ("bench",)])
+def test_without_a_command_the_help_is_shown(specdec: Specdec, command: tuple[str, ...]) -> None:
+    run, asked = specdec(*command), specdec(*command, "--help")
+    assert (run.code, run.err) == (0, "")
+    assert run.out == asked.out
+    assert run.out.lstrip().startswith(" ".join(("Usage: specdec", *command)))
+    assert run.out.count("\n") > 10
+
+
 def test_a_bad_command_is_refused(specdec: Specdec) -> None:
-    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, prove, audit, demo, bench")
+    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, prove, audit, demo, roofline, ladder, bench")
     refused(specdec("bench", "everything"), "'everything'", "quoting, prose")
     refused(specdec("generate"), "'prompt'")
     refused(specdec("prove", "--quick", "--deep"), "--quick", "--deep")

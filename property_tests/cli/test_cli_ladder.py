@@ -168,7 +168,7 @@ def test_without_matplotlib_the_page_is_refused_at_once(specdec: Specdec, ran: l
     monkeypatch.setattr("specdec_proofs.plots.available", lambda: False)
     run = specdec("ladder", "--only", "1", "--html", tmp_path / "a.html")
     assert (run.code, ran) == (2, [])
-    assert "specdec_fn[plots]" in run.err
+    assert "pip install -c constraints/pins.txt -e '.[plots]'" in run.err
 
 
 def test_a_stage_that_is_real(specdec: Specdec, tiny: Path, tmp_path: Path) -> None:

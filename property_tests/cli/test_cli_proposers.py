@@ -110,6 +110,10 @@ def test_what_cannot_draft_is_refused(specdec: Specdec, tiny: Path, tmp_path: Pa
     start = "generate", "Hello", "--model", tiny
     refused(specdec(*start, "--proposer", "draft_model"), "'draft_model' without a model", "--draft-model as well")
     refused(specdec(*start, "--proposer", "ngram+psychic"), "'ngram+psychic'", "ngram, ngram_tree, suffix, early_exit, quantized")
+    for name in ("psychic", "adaptive", "ngram+adaptive"):
+        run = specdec(*start, "--proposer", name)
+        hint = "--k auto" if "adaptive" in name else "quantized, draft_model (with --draft-model), or some of them joined by +, or none"
+        refused(run, f"proposer is {name!r}", hint)
     refused(specdec(*start, "--draft-model", "nothing.gguf"), "nothing.gguf")
     other = changed(tiny, tmp_path / "other.gguf", b"<|im_end|>", b"<|im_fin|>")
     for command in (start, ("chat", "--model", tiny)):

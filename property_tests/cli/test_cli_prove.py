@@ -127,7 +127,7 @@ def test_a_report_without_matplotlib_is_refused_before_the_run(
     specdec: Specdec, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plots, "available", lambda: False)
-    refused(specdec("prove", "--html", tmp_path / "r.html"), "matplotlib", "specdec_fn[plots]")
+    refused(specdec("prove", "--html", tmp_path / "r.html"), "matplotlib", "pip install -c constraints/pins.txt -e '.[plots]'")
     assert asked == []
     assert list(tmp_path.iterdir()) == []
 

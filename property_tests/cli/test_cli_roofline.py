@@ -49,6 +49,24 @@ def test_check_passes_and_prints_every_figure(specdec: Specdec) -> None:
     assert {"section": "best K", "name": "a = 0.7, c = 0.05", "value": [5, 6], "stated": [5, 6], "holds": True} in found["figures"]
 
 
+def test_another_acceptance_or_cost_without_a_machine(specdec: Specdec) -> None:
+    run = specdec("roofline", "--acceptance", "0.9")
+    assert "best K at acceptance 0.9, a drafted token costing 0.05 of a pass: 13, speed-up 4.67 (extra rows free)" in run.out
+    assert "2.352938" not in run.out
+    found = json.loads(specdec("roofline", "--cost", "0.1", "--k", "6", "--json").out)
+    assert [one["speed_up"] for one in found["yields"]] == pytest.approx([sum(0.7**i for i in range(k + 1)) / (1 + 0.1 * k) for k in range(7)])
+    assert (found["acceptance"], found["best"]["k"], found["best"]["capped"]) == (0.7, [4], False)
+    assert "of a pass: 16 (capped by --k), speed-up" in specdec("roofline", "--acceptance", "0.9", "--cost", "0").out
+
+
+def test_a_best_k_that_is_only_the_cap_is_called_so(specdec: Specdec) -> None:
+    """At batch 32 and no context the ridge of an H200 lets 5 drafted tokens be free: a cap of 4 binds, one of 5 does not."""
+    command = ("roofline", "--machine", "H200", "--batch", "32", "--context", "0", "--k")
+    assert ": 4 (capped by --k), speed-up" in specdec(*command, "4").out
+    assert ": 5, speed-up" in specdec(*command, "5").out
+    assert [json.loads(specdec(*command, k, "--json").out)["best"]["capped"] for k in ("4", "5", "8")] == [True, False, False]
+
+
 def test_check_fails_where_a_figure_is_off(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chapter, "COST", 0.051)
     run = specdec("roofline", "--check")
@@ -83,7 +101,7 @@ def test_this_machine_is_measured(specdec: Specdec, tiny: Path, still: list[dict
     assert still == [{"size": 4 * 6064}, {"rows": 5, "context": 256, "bare": True}]
     assert [one["measured"] for one in found["passes"]] == pytest.approx([0.01, 0.011, 0.012, 0.013, 0.014])
     assert found["curve"]["seconds"] == [one["measured"] for one in found["passes"]]
-    assert found["best"]["k"] == 4
+    assert (found["best"]["k"], found["best"]["capped"]) == (4, True)
     run = specdec("roofline", "--machine", "this", "--model", tiny, "--k", "4")
     assert "by the measured times" in run.out
     assert "14.00" in run.out
@@ -108,6 +126,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["--machine", "A100", "--k", "-1"], ["--k is -1"]),
     (["--machine", "A100", "--acceptance", "2"], ["acceptance is 2"]),
     (["--machine", "A100", "--cost", "-1"], ["cost -1"]),
+    (["--acceptance", "2"], ["acceptance is 2"]),
+    (["--cost", "0.1", "--k", "-1"], ["--k is -1"]),
+    (["--check", "--cost", "0.1"], ["--check", "--cost"]),
     (["--plot", "x.png"], ["--plot", "--machine"]),
     (["--machine", "A100", "--plot", "x.gif"], ["x.gif", ".png or .svg"]),
     (["--machine", "A100", "--plot", "nowhere/x.png"], ["nowhere/x.png", "exists"]),
@@ -128,7 +149,7 @@ def test_bad_input_is_refused_in_one_line(specdec: Specdec, options: list[str], 
 
 def test_without_matplotlib_the_picture_is_refused(specdec: Specdec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused(specdec("roofline", "--machine", "A100", "--plot", tmp_path / "x.png"), "matplotlib", "specdec_fn[plots]")
+    refused(specdec("roofline", "--machine", "A100", "--plot", tmp_path / "x.png"), "matplotlib", "pip install -c constraints/pins.txt -e '.[plots]'")
 
 
 # --k auto

@@ -95,7 +95,13 @@ def test_a_model_that_was_made_is_not_made_again() -> None:
 
 @pytest.mark.parametrize("name", ["psychic", "ngram+psychic", "ngram+", "", "+", 5, None, ["ngram"]])
 def test_an_unknown_name_lists_the_known(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected a Proposer or one of the names ngram, ngram_tree, suffix, early_exit, quantized, or some of"):
+    with pytest.raises(ValueError, match=r"expected a Proposer or one of the names ngram, ngram_tree, suffix, early_exit, quantized, draft_model "):
+        proposers.named(name, TARGET)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "ngram+adaptive"])
+def test_adaptive_is_no_name_since_it_wraps_another(name: str) -> None:
+    with pytest.raises(ValueError, match=r"adaptive wraps another proposer and needs a measured curve; .*--k auto"):
         proposers.named(name, TARGET)
 
 

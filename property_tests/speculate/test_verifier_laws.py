@@ -151,21 +151,23 @@ def test_coupled_reads_the_noise_of_a_nodes_depth() -> None:
         assert verdict.path.tolist() == ([1, 3, -1, -1] if first == 0 else [0, 2, -1, -1])
 
 
-def test_the_noise_of_a_race_is_the_logarithm_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against integers: the key's own words, and words at both ends, where a word has few bits or its upper one set."""
-    words = bits(fold_in(fold_in(key(5), tape.RACE), 7), (4,), width=64)
+def test_the_noise_of_a_race_is_the_logarithm_of_64_bits() -> None:
+    """Against integers: the words of a few keys and positions, enough to have small ones, and words at both ends, with few bits or the upper one set."""
 
     def wanted(word: int) -> float:
         u = (Fraction(word % 2**64) + Fraction(1, 2)) / 2**64
         return -math.log1p(-float(u)) if u < Fraction(1, 2) else -math.log(float(1 - u))
 
-    assert race.noise(key(5), 7, 4).tolist() == pytest.approx([wanted(word) for word in words.tolist()], rel=1e-14, abs=0)
+    for seed, position, vocab in ((5, 7, 4), (5, 8, 4), (6, 7, 1000)):
+        words = bits(fold_in(fold_in(key(seed), tape.RACE), position), (vocab,), width=64).tolist()
+        made = race.noise(key(seed), position, vocab)
+        assert made.tolist() == pytest.approx([wanted(word) for word in words], rel=1e-12, abs=0)
+        assert made.equal(race.exponential(torch.tensor(words)))
+        assert made.dtype == torch.float64
+        assert race.noise(key(seed), position, vocab, torch.float32).equal(made.float())
     edge = torch.tensor([0, 1, 2**31 + 1, 2**32, 2**33 + 5, 2**62, -(2**63), -(2**40)])
-    monkeypatch.setattr(race, "bits", lambda *_, **__: edge)
-    assert race.noise(key(5), 7, 8).tolist() == pytest.approx([wanted(word) for word in edge.tolist()], rel=1e-6, abs=0)
-    assert race.noise(key(5), 7, 8)[:6].tolist() == pytest.approx([wanted(word) for word in edge.tolist()[:6]], rel=1e-15, abs=0)
-    assert race.noise(key(5), 7, 8).dtype == torch.float64
-    assert race.noise(key(5), 7, 8, torch.float32).dtype == torch.float32
+    assert race.exponential(edge).tolist() == pytest.approx([wanted(word) for word in edge.tolist()], rel=1e-6, abs=0)
+    assert race.exponential(edge)[:6].tolist() == pytest.approx([wanted(word) for word in edge.tolist()[:6]], rel=1e-15, abs=0)
 
 
 def test_a_race_is_won_by_the_only_token_there_is_even_against_infinite_noise() -> None:

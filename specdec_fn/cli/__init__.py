@@ -22,7 +22,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does it: a model may say what the terminal's encoding cannot
     warnings.formatwarning = _warned
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(_or_help(sys.argv[1:]), prog_name="specdec", standalone_mode=False) or 0
         sys.stdout.flush()
     except typer.TyperException as error:
         code = _refuse(_usage(error))
@@ -39,6 +39,11 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code)
+
+
+def _or_help(arguments: list[str]) -> list[str]:
+    """The arguments; where only a command that has others is named, a wish for its help."""
+    return [*arguments, "--help"] if arguments in ([], ["bench"]) else arguments
 
 
 def _usage(error: Any) -> str:

@@ -180,7 +180,7 @@ def _check(html: Path | None, resume: Path | None) -> None:
         from specdec_proofs import plots
 
         if not plots.available():
-            raise ValueError("--html draws with matplotlib, which is not installed; pip install 'specdec_fn[plots]' brings it")
+            raise ValueError("--html draws with matplotlib, which is not installed; pip install -c constraints/pins.txt -e '.[plots]' brings it")
     for name, path in (("--html", html), ("--resume", resume)):
         if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError(f"{name} {str(path)!r} cannot be written; expected a file in a folder that is there and may be written to")

@@ -131,7 +131,13 @@ def proposer_name(name: Any, draft: str | None) -> str:
     from specdec_fn.speculate import proposers
 
     if name != "none":
-        parts = proposers.names_in(name)
+        parts = tuple(name.split("+")) if isinstance(name, str) else ()
+        if "adaptive" in parts:
+            hint = "the name of that one, with --k auto"
+            raise ValueError(f"proposer is {name!r:.80}, and adaptive wraps another proposer and needs a measured curve; expected {hint}")
+        if not parts or not set(parts) <= {*proposers.names, "draft_model"}:
+            known = f"{', '.join(proposers.names)}, draft_model (with --draft-model), or some of them joined by +, or none"
+            raise ValueError(f"proposer is {name!r:.80}; expected one of {known}")
         if draft is None and "draft_model" in parts:
             raise ValueError(f"--proposer is {name!r} without a model to draft with; expected --draft-model as well")
         return name if draft is None or "draft_model" in parts else "draft_model"

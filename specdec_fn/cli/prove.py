@@ -154,7 +154,7 @@ def _check(quick: bool, deep: bool, hours: float | None, rounds: int | None, sta
         from specdec_proofs import plots
 
         if not plots.available():
-            raise ValueError("--html draws with matplotlib, which is not installed; pip install 'specdec_fn[plots]' brings it")
+            raise ValueError("--html draws with matplotlib, which is not installed; pip install -c constraints/pins.txt -e '.[plots]' brings it")
     for name, path in (("--html", html), ("--state", state)):
         if path is not None:
             _writable(name, path)

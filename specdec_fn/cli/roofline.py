@@ -17,6 +17,7 @@ __all__ = ["roofline"]
 
 SEVEN_B, EMBEDDED, THIS = "7b", "smollm2-135m", "this"
 PICTURES = (".png", ".svg")
+ACCEPTANCE = 0.7
 MOST = 1024  # drafted tokens: far past every ridge
 
 
@@ -33,8 +34,12 @@ def roofline(
     batch: Annotated[int, typer.Option("--batch", help="Sequences of a pass.")] = 1,
     context: Annotated[int, typer.Option("--context", help="Committed tokens of each sequence, whose keys and values are read.")] = 256,
     k: Annotated[int, typer.Option("--k", help="Most drafted tokens to look at.")] = 16,
-    acceptance: Annotated[float, typer.Option("--acceptance", help="Probability that a drafted token is kept, given those before it.")] = 0.7,
-    cost: Annotated[float, typer.Option("--cost", help="Time of a drafted token in plain passes.")] = 0.0,
+    acceptance: Annotated[
+        float | None, typer.Option("--acceptance", help="Probability that a drafted token is kept, given those before it.  [default: 0.7]")
+    ] = None,
+    cost: Annotated[
+        float | None, typer.Option("--cost", help="Time of a drafted token in plain passes.  [default: 0, and 0.05 in the chapter's tables]")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Every figure of the chapter beside its stated digits; exits with 1 if one is off.")] = False,
     json_: o.Json = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw time over rows, as .png or .svg; needs --machine.")] = None,
@@ -49,7 +54,10 @@ def roofline(
 
     if plot is not None:
         _check_plot(plot, machine)
+    asked = acceptance is not None or cost is not None
     if check:
+        if asked:
+            raise ValueError("--check together with --acceptance or --cost; expected it alone, since the chapter's figures are of its own")
         figures = chapter.figures()
         wrong = [figure for figure in figures if not chapter.holds(figure)]
         if json_:
@@ -59,13 +67,32 @@ def roofline(
             print(f"{len(figures) - len(wrong)} of {len(figures)} figures are as stated")
         return 1 if wrong else 0
     if machine is None:
+        if asked:
+            return _yields(_or(acceptance, chapter.ACCEPTANCE), _or(cost, chapter.COST), k, json_)
         if json_:
             print(json.dumps({"figures": [r.figure_json(one) for one in chapter.figures()]}))
         else:
             for table in r.chapter_tables():
                 wide_console().print(table)
         return 0
-    return _shown(_setup(machine, model, dtype, batch, context, k, acceptance, cost), json_, plot)
+    return _shown(_setup(machine, model, dtype, batch, context, k, _or(acceptance, ACCEPTANCE), _or(cost, 0.0)), json_, plot)
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _yields(acceptance: float, cost: float, k: int, json_: bool) -> int:
+    """The chapter's first table and its best K, at another acceptance or cost."""
+    from specdec_fn.cli import rooflines as r
+
+    _check_k(k)
+    if json_:
+        print(json.dumps(r.yields_json(acceptance, cost, k)))
+    else:
+        wide_console().print(r.yields_table(acceptance, cost, range(k + 1)))
+        print(r.yields_words(acceptance, cost, k))
+    return 0
 
 
 def _shown(setup: "Setup", json_: bool, plot: Path | None) -> int:
@@ -89,8 +116,7 @@ def _setup(machine: str, model: str | None, dtype: str | None, batch: int, conte
     from specdec_fn.cli.rooflines import Setup
     from specdec_fn.cost import machines, shapes, yields
 
-    if not 0 <= k <= MOST:
-        raise ValueError(f"--k is {k}; expected 0 to {MOST}, a line of the table each")
+    _check_k(k)
     yields.speed_up(acceptance, k, cost)
     here = machine == THIS
     name = model if model is not None else EMBEDDED if here else SEVEN_B
@@ -103,6 +129,11 @@ def _setup(machine: str, model: str | None, dtype: str | None, batch: int, conte
         setup.rows(1)  # refuses what is out of range
         return setup
     return _measured(name, kind, batch, context, k, acceptance, cost)
+
+
+def _check_k(k: int) -> None:
+    if not 0 <= k <= MOST:
+        raise ValueError(f"--k is {k}; expected 0 to {MOST}, a line of the table each")
 
 
 def _measured(name: str, kind: str, batch: int, context: int, k: int, acceptance: float, cost: float) -> "Setup":
@@ -141,4 +172,4 @@ def _check_plot(path: Path, machine: str | None) -> None:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"--plot is {str(path)!r}, which cannot be written; expected a file in a folder that may be written to")
     if find_spec("matplotlib") is None:
-        raise ValueError("--plot draws with matplotlib, which is not installed; pip install 'specdec_fn[plots]' brings it")
+        raise ValueError("--plot draws with matplotlib, which is not installed; pip install -c constraints/pins.txt -e '.[plots]' brings it")

@@ -1,7 +1,7 @@
 """What ``specdec roofline`` shows: the tables, the words under them, and the same as JSON values."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from specdec_fn.cost import chapter, curve, machines, queue, roofline, yields
@@ -10,9 +10,23 @@ from specdec_fn.cost.machines import Machine
 from specdec_fn.cost.roofline import Pass
 from specdec_fn.cost.shapes import SEVEN_B, Shape, key_value_bytes
 
-__all__ = ["Setup", "as_json", "chapter_tables", "checked", "figure_json", "named", "ridge_rows", "table", "words"]
+__all__ = [
+    "Setup",
+    "as_json",
+    "chapter_tables",
+    "checked",
+    "figure_json",
+    "named",
+    "ridge_rows",
+    "table",
+    "words",
+    "yields_json",
+    "yields_table",
+    "yields_words",
+]
 
 WIDTH = 24  # characters of the longest bar
+CAPPED = " (capped by --k)"
 
 
 class Setup(NamedTuple):
@@ -86,21 +100,24 @@ def words(setup: Setup) -> Iterator[str]:
     free = roofline.free_rows(where, setup.shape, dtype=dtype, batch=setup.batch, context=setup.context)
     most = free // setup.batch - 1
     yield f"free rows of a pass: {free}; at batch {setup.batch} " + (f"K up to {most} is free" if most > 0 else "no drafted token is free")
-    best, gain = _best(setup)
+    best, gain, capped = _best(setup)
     how = "predicted, with full overlap" if setup.measured is None else "by the measured times"
-    yield f"best K at acceptance {setup.acceptance:g}, a drafted token costing {setup.cost:g} of a pass: {best}, speed-up {gain:.2f} ({how})"
+    yield f"best K at acceptance {setup.acceptance:g}, a drafted token costing {setup.cost:g} of a pass: {best}{CAPPED * capped}, speed-up {gain:.2f} ({how})"
 
 
-def _best(setup: Setup) -> tuple[int, float]:
-    times = Curve(tuple((setup.seconds(k + 1) or (setup.rows(k + 1).least,))[0] for k in range(setup.k + 1)))
+def _best(setup: Setup) -> tuple[int, float, bool]:
+    """The best K, its speed-up, and whether only ``--k`` keeps it from being larger; of measured times nothing is known beyond."""
+    rows = range(1, setup.k + 2 + (setup.measured is None))
+    times = Curve(tuple((setup.seconds(row) or (setup.rows(row).least,))[0] for row in rows))
     times = Curve(times.seconds, draft=setup.cost * times.seconds[0])
     best = curve.best_k(times, setup.acceptance, setup.k)
-    return best, curve.rates(times, setup.acceptance, best)[best] * times.seconds[0]
+    capped = best == setup.k and (setup.measured is not None or curve.best_k(times, setup.acceptance, setup.k + 1) > best)
+    return best, curve.rates(times, setup.acceptance, best)[best] * times.seconds[0], capped
 
 
 def as_json(setup: Setup) -> dict[str, Any]:
     """The same as JSON values, seconds throughout."""
-    best, gain = _best(setup)
+    best, gain, capped = _best(setup)
     passes = [
         {
             "k": k,
@@ -122,7 +139,7 @@ def as_json(setup: Setup) -> dict[str, Any]:
         "ridge": machines.ridge(setup.machine, setup.dtype),
         "free_rows": roofline.free_rows(setup.machine, setup.shape, dtype=setup.dtype, batch=setup.batch, context=setup.context),
         "passes": passes,
-        "best": {"k": best, "speed_up": gain},
+        "best": {"k": best, "speed_up": gain, "capped": capped},
         "curve": None if setup.measured is None else curve.to_json(setup.measured),
     }
 
@@ -158,7 +175,7 @@ def _text(value: Any) -> str:
 
 def chapter_tables() -> Iterator[Any]:
     """The chapter's machine and the answers to its four challenges, as tables."""
-    yield _yields()
+    yield yields_table(chapter.ACCEPTANCE, chapter.COST, (*range(9), 12, 16), limit=True)
     yield _best_ks()
     yield _challenge_1()
     yield _challenge_3()
@@ -178,11 +195,33 @@ def _made(title: str, columns: list[str], lines: list[list[str]]) -> Any:
     return Group(Text(title, style="bold"), found)
 
 
-def _yields() -> Any:
-    a, c = chapter.ACCEPTANCE, chapter.COST
-    lines = [[str(k), f"{yields.tokens_per_pass(a, k):.4f}", f"{yields.speed_up(a, k, c):.6f}"] for k in (*range(9), 12, 16)]
-    lines.append(["∞", f"{yields.tokens_per_pass(a, math.inf):.4f}", "0"])
+def yields_table(a: float, c: float, ks: Iterable[int], *, limit: bool = False) -> Any:
+    """Tokens of a pass and the speed-up for each K, where extra rows are free."""
+    lines = [[str(k), f"{yields.tokens_per_pass(a, k):.4f}", f"{yields.speed_up(a, k, c):.6f}"] for k in ks]
+    if limit:
+        lines.append(["∞", f"{yields.tokens_per_pass(a, math.inf):.4f}", "0"])
     return _made(f"tokens of a pass at acceptance {a:g}, a drafted token costing {c:g} of a pass", ["K", "tokens/pass", "speed-up"], lines)
+
+
+def yields_words(a: float, c: float, k: int) -> str:
+    """The best K under that table."""
+    found, capped = _best_of_yields(a, c, k)
+    best = " or ".join(map(str, found.ks))
+    return (
+        f"best K at acceptance {a:g}, a drafted token costing {c:g} of a pass: {best}{CAPPED * capped}, speed-up {found.gain:.2f} (extra rows free)"
+    )
+
+
+def yields_json(a: float, c: float, k: int) -> dict[str, Any]:
+    """The table and the best K as JSON values."""
+    found, capped = _best_of_yields(a, c, k)
+    lines = [{"k": each, "tokens_per_pass": yields.tokens_per_pass(a, each), "speed_up": yields.speed_up(a, each, c)} for each in range(k + 1)]
+    return {"acceptance": a, "cost": c, "yields": lines, "best": {"k": list(found.ks), "speed_up": found.gain, "capped": capped}}
+
+
+def _best_of_yields(a: float, c: float, k: int) -> tuple[yields.Best, bool]:
+    found = yields.best(a, c, most=k)
+    return found, k in found.ks and yields.speed_up(a, k + 1, c) > yields.speed_up(a, k, c)
 
 
 def _best_ks() -> Any:

@@ -88,14 +88,17 @@ def names_in(proposer: Any) -> tuple[str, ...]:
     """The names that a name is made of.
 
     Raises:
-        ValueError: an unknown name, or something that is none.
+        ValueError: an unknown name, something that is none, or "adaptive", which needs more than a name.
 
     >>> names_in("ngram+quantized")
     ('ngram', 'quantized')
     """
     parts = tuple(proposer.split("+")) if isinstance(proposer, str) else ()
+    if "adaptive" in parts:
+        hint = "adaptive.proposer(inner, curve), which --k auto of the command line makes"
+        raise ValueError(f"proposer is {proposer!r:.80}, and adaptive wraps another proposer and needs a measured curve; expected {hint}")
     if not parts or not set(parts) <= {*names, "draft_model"}:
-        known = ", ".join(names)
+        known = f"{', '.join(names)}, draft_model (with a second model)"
         raise ValueError(f"proposer is {proposer!r:.80}; expected a Proposer or one of the names {known}, or some of them joined by +")
     return parts
 
