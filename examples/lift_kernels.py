@@ -1,11 +1,10 @@
 """For the engineer: the kernels alone, on a pool of pages and on drafts that any engine can hand over. Run: python examples/lift_kernels.py
 
-Without a GPU the kernels are interpreted: slow, and the same numbers; without triton their torch references run. How to take them out of this repository: kernels/README.md.
+Without a GPU they are interpreted: slow, and the same numbers; without triton their torch references run. To take them out: kernels/README.md.
 """
 
 import os
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 
@@ -16,7 +15,7 @@ from specdec_fn.random import key, split
 from specdec_fn.speculate import Draft, ragged, verifiers
 from specdec_kernels import paged_attention, paged_write
 
-IMPL: Literal["triton", "torch"] = "torch" if find_spec("triton") is None else "triton"
+IMPL = "torch" if find_spec("triton") is None else "triton"
 
 
 def attention(device: str) -> float:

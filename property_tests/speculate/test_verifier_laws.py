@@ -152,7 +152,7 @@ def test_coupled_reads_the_noise_of_a_nodes_depth() -> None:
 
 
 def test_the_noise_of_a_race_is_the_logarithm_of_64_bits() -> None:
-    """Against integers: the words of a few keys and positions, enough to have small ones, and words at both ends, with few bits or the upper one set."""
+    """Against integers: the words of a few keys and positions, and words at both ends, where a word has few bits or its upper one set."""
 
     def wanted(word: int) -> float:
         u = (Fraction(word % 2**64) + Fraction(1, 2)) / 2**64

@@ -102,7 +102,8 @@ def words(setup: Setup) -> Iterator[str]:
     yield f"free rows of a pass: {free}; at batch {setup.batch} " + (f"K up to {most} is free" if most > 0 else "no drafted token is free")
     best, gain, capped = _best(setup)
     how = "predicted, with full overlap" if setup.measured is None else "by the measured times"
-    yield f"best K at acceptance {setup.acceptance:g}, a drafted token costing {setup.cost:g} of a pass: {best}{CAPPED * capped}, speed-up {gain:.2f} ({how})"
+    asked = f"at acceptance {setup.acceptance:g}, a drafted token costing {setup.cost:g} of a pass"
+    yield f"best K {asked}: {best}{CAPPED * capped}, speed-up {gain:.2f} ({how})"
 
 
 def _best(setup: Setup) -> tuple[int, float, bool]:
