@@ -57,8 +57,7 @@ INLINE vec weight_part(const int kind, const uint8_t *row, int i, int count) {
   return v_load(lane);
 }
 
-/* Near into the first cache, far into the second: a core has few places for what is on its way to the first. */
-INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(row + at, 0, 3), __builtin_prefetch(row + 4 * at, 0, 2); }
+INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(row + at, 0, 3); }
 
 INLINE void put(const int kind, const matrix *w, float *y, int64_t ld, int m, int r, float sum) { y[m * ld + r] = kind == INT8 ? sum * w->scales[r] : sum; }
 
