@@ -119,7 +119,13 @@ def draft_together(
             reads[place] = end
         drawing = [place for place in ends if len(probs[place]) < readers[place].most and len(lines[place]) == ends[place] < context]
         logits, pool = _read(
-            model, pool, ids, positions, in_dtype(build(spans), dtype), [place in drawing for place in ends], [span.count for span in spans]
+            model,
+            pool,
+            ids,
+            positions,
+            in_dtype(build(spans), dtype, parameter(model).dtype),
+            [place in drawing for place in ends],
+            [span.count for span in spans],
         )
         rows = F.pad(logits.to("cpu", torch.float64), (0, vocab_size - logits.shape[1]), value=-torch.inf).split(1) if drawing else ()
         asks = [

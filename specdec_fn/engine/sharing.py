@@ -12,6 +12,7 @@ from typing import Any
 from specdec_fn import models
 from specdec_fn.engine.running import Running, usable
 from specdec_fn.kv import dense
+from specdec_fn.models.model import parameter
 from specdec_fn.pytree import donates
 from specdec_fn.speculate import Draft, Proposer, proposers
 from specdec_fn.speculate.proposers.draft_model import Controls
@@ -77,7 +78,7 @@ def drafted(run: Running, kv: dense.DenseCache, vocab_size: int, attend: dense.A
         return run._replace(guess=guess), usable(run, asked, vocab_size), kv
     layers = drafter.model.config.layers
     lent = dataclasses.replace(kv, keys=kv.keys[:layers], values=kv.values[:layers], mask=())
-    own = in_dtype(attend, kv.keys[0].dtype) if layers else attend
+    own = in_dtype(attend, kv.keys[0].dtype, parameter(drafter.model).dtype) if layers else attend
     controls = Controls(drafter.sampling, run.prompt, vocab_size)
     wanted = min(asked, most) if max(tokens) < drafter.model.config.vocab_size else 0
     draft, lent = proposers.draft_model.drawn(run.key, drafter.model, lent, tokens, wanted, controls, own, position=len(tokens), race=drafter.race)
@@ -96,14 +97,22 @@ def told_of(run: Running, draft: Draft) -> Running:
     return run if drafter is None else run._replace(guess=drafter.told(run.guess, list(run.tokens), draft))
 
 
-def in_dtype(attend: Callable[..., tuple[Tensor, Any]], dtype: Any) -> Callable[..., tuple[Tensor, Any]]:
+def in_dtype(attend: Callable[..., tuple[Tensor, Any]], dtype: Any, wanted: Any = None) -> Callable[..., tuple[Tensor, Any]]:
     """An ``attend`` whose rows are brought to the dtype of the cache, and whose result comes back in their own.
+
+    Args:
+        attend: how rows of the cache's dtype attend.
+        dtype: of the cache.
+        wanted: of the rows, if it is known.
 
     >>> import torch
     >>> rows = torch.ones(1, 1, 2, dtype=torch.float64)
     >>> in_dtype(lambda kv, layer, query, key, value: (query, key.dtype), torch.float32)(None, 0, rows, rows, rows)[1]
     torch.float32
     """
+
+    if wanted is dtype:
+        return attend  # which may say beforehand what it does, and a wrapper cannot
 
     def cast(kv: Any, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Any]:
         out, kv = attend(kv, layer, query.to(dtype), key.to(dtype), value.to(dtype))

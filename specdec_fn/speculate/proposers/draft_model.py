@@ -255,6 +255,7 @@ def _read(model: Model, cache: dense.DenseCache, line: Sequence[int], attend: de
 
 def _law(row: Float[Tensor, "vocab"], vocab: int, sampling: SamplingParams, line: Sequence[int], prompt: int) -> Float[Tensor, "sized"]:
     """The law of the token after a line. A row is padded, or cut, before anything else: what is cut was never there."""
-    sized = F.pad(row.to("cpu", torch.float64), (0, vocab - row.shape[0]), value=-torch.inf)
+    wide = row.to("cpu", torch.float64)
+    sized = wide if vocab == row.shape[0] else F.pad(wide, (0, vocab - row.shape[0]), value=-torch.inf)
     first, later = (line[:prompt], line[prompt:]) if sampling.history else ((), ())
     return distribution(sized, sampling, prompt=torch.tensor(first, dtype=torch.int64), generated=torch.tensor(later, dtype=torch.int64))
