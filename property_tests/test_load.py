@@ -371,7 +371,7 @@ def test_names_and_paths_that_lead_nowhere(folder: Path, tmp_path: Path, monkeyp
         ({"device": "toaster"}, "device is 'toaster', which this machine does not have"),
         ({"device": "cuda:99"}, "device is 'cuda:99', which this machine does not have"),
         ({"device": "meta"}, "device is 'meta', which this machine does not have"),
-        ({"quantize": "q4"}, "quantize is not supported: received 'q4', expected None"),
+        ({"quantize": "q4"}, "quantize is 'q4'; expected one of int8, int4, q8_0, q4_0, q4_1, file, or None"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str, llama: tuple[Path, transformers.PreTrainedModel]) -> None:

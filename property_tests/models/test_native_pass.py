@@ -230,7 +230,7 @@ def test_ids_outside_the_vocabulary_are_refused_and_nothing_is_read(wrong: int, 
 
 def test_positions_that_are_too_few_are_refused() -> None:
     model = made(LLAMA)
-    with pytest.raises((RuntimeError, ValueError, AssertionError)):
+    with pytest.raises((RuntimeError, ValueError, AssertionError, TypeError)):
         model.apply(model.params, TOKENS[:5], torch.arange(3), fresh(model), dense.attend)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from typing import Any
 
 from specdec_fn.models import llama
 from specdec_fn.models.llama import Params
@@ -10,7 +11,7 @@ from specdec_fn.models.model import Model
 __all__ = ["first_layers"]
 
 
-def first_layers(model: Model, count: int) -> Model:
+def first_layers(model: Any, count: Any) -> Model:
     """The model of the first ``count`` blocks, with the whole model's final norm and head (early exit, arXiv 2404.16710).
 
     The parameters are shared, not copied. What the first blocks hand to ``attend`` is what those of the whole model hand to it, so the keys and

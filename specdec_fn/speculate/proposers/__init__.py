@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_fn.sampling import SamplingParams
 from specdec_fn.speculate.proposer import Proposer
-from specdec_fn.speculate.proposers import adaptive, first, ngram, ngram_tree, paying, scripted, suffix
+from specdec_fn.speculate.proposers import adaptive, first, ngram, ngram_tree, paying, scripted
 
 if TYPE_CHECKING:
     from specdec_fn.models import Model
-    from specdec_fn.speculate.proposers import draft_model, early_exit, quantized
+    from specdec_fn.speculate.proposers import draft_model, early_exit, quantized, suffix
 
 __all__ = [
     "adaptive",
@@ -40,7 +40,7 @@ _FACTORIES: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
     {
         "ngram": lambda: paying.proposer(ngram.proposer()),
         "ngram_tree": ngram_tree.proposer,
-        "suffix": lambda: paying.proposer(suffix.proposer()),
+        "suffix": lambda: paying.proposer(import_module(f"{__name__}.suffix").proposer()),
     }
 )
 of_target: tuple[str, ...] = ("early_exit", "quantized")
@@ -48,13 +48,13 @@ names: tuple[str, ...] = (*_FACTORIES, *of_target)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("draft_model", *of_target):
+    if name not in ("draft_model", "suffix", *of_target):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
 
 
 def named(
-    proposer: Proposer | str,
+    proposer: Any,
     model: "Model | None" = None,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     *,

@@ -13,7 +13,7 @@ from specdec_fn.speculate.proposer import Proposer, raced
 __all__ = ["proposer"]
 
 
-def proposer(*proposers: Proposer) -> Proposer:
+def proposer(*proposers: Any) -> Proposer:
     """Asks each proposer in turn until one drafts; drafts with and without laws may alternate from pass to pass.
 
     A proposer that was not asked, since one before it drafted, keeps its state, and catches up when it is asked again.
