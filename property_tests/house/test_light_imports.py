@@ -46,7 +46,7 @@ def test_rooms_bring_only_what_they_need() -> None:
     found = {name: modules & set(WATCHED) for name, modules in loaded.items()}
     assert found["specdec_fn"] == set()
     assert found["specdec_fn.text"] == set()
-    assert found["specdec_fn.speculate"] == {"torch", "jaxtyping", "rpds"}  # the suffix automaton is a persistent map
+    assert found["specdec_fn.speculate"] == {"torch", "jaxtyping"}
     for name in engine:
         assert found[name] == {"torch", "jaxtyping", "rpds"}, name
     speculation = loaded["specdec_fn.speculate"]
