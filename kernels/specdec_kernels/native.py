@@ -38,7 +38,7 @@ class _Build:
         self.lock = threading.Lock()
         self.done = threading.Event()
         self.thread: threading.Thread | None = None
-        self.library: ctypes.CDLL | None = None
+        self.loaded: ctypes.CDLL | None = None
         self.message = "the C kernels are not asked for yet"
         self.told = False
 
@@ -52,8 +52,8 @@ class _Build:
     def _run(self) -> None:
         try:
             path = _built_apart()
-            self.library = _opened(path)
-            isa = ctypes.string_at(self.library.specdec_isa()).decode()
+            self.loaded = _opened(path)
+            isa = ctypes.string_at(self.loaded.specdec_isa()).decode()
             self.message = f"C kernels for {isa} from {path}"
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.message = f"no C kernels, torch multiplies instead: {' '.join(str(error).split())}"
@@ -90,10 +90,10 @@ def library() -> ctypes.CDLL | None:
     >>> library() is None or library().specdec_isa() is not None
     True
     """
-    made = _BUILD.library
+    made = _BUILD.loaded
     if made is None:
         begin()
-        if _BUILD.done.is_set() and not _BUILD.told and _BUILD.library is None:
+        if _BUILD.done.is_set() and not _BUILD.told and _BUILD.loaded is None:
             _BUILD.told = True
             warnings.warn(_BUILD.message, RuntimeWarning, stacklevel=2)
     return made

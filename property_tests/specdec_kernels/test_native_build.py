@@ -39,7 +39,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL
             patch.setattr(native, "OPTIONS", {**dict(native.OPTIONS), "portable": ()}.items())
             made[target] = native._opened(native.build(folder, target=target))
     assert not [path for path in folder.iterdir() if path.is_dir()], "what a build leaves beside its library"
-    return {"native": native._BUILD.library, **made}
+    return {"native": native._BUILD.loaded, **made}
 
 
 @contextmanager
