@@ -45,7 +45,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL
 @contextmanager
 def using(library: ctypes.CDLL) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native._BUILD, "library", library)
+        patch.setattr(native._BUILD, "loaded", library)
         yield
 
 
