@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_fn.pytree import state
 from specdec_fn.typing import Float, Int
-from specdec_kernels.threefry import MASK, threefry2x32, threefry2x32_words
+from specdec_kernels.threefry import MASK, threefry2x32, threefry2x32_few
 
 __all__ = ["Key", "bits", "fold_in", "key", "key_data", "split", "uniform"]
 
@@ -122,7 +122,7 @@ def fold_in(key: Key, data: int | Int[Tensor, "..."]) -> Key:
             raise ValueError(f"data is {number}; expected an integer in [0, 2**32)")
         if _is_few(key, 1):
             key0, key1 = key.words.tolist()
-            return _key(*threefry2x32_words(key0, key1, 0, number))
+            return _key(*threefry2x32_few(key0, key1, [number])[0])
         data = torch.tensor(number, dtype=torch.int64, device=key.words.device)
     elif data.is_floating_point() or data.is_complex() or data.dtype is torch.bool:
         raise TypeError(f"data has dtype {data.dtype}; expected integers in [0, 2**32)")
@@ -131,8 +131,7 @@ def fold_in(key: Key, data: int | Int[Tensor, "..."]) -> Key:
     data = data.to(torch.int64)
     if _is_few(key, data.numel()) and data.device.type == "cpu" and not _is_traced(data):
         key0, key1 = key.words.tolist()
-        words = [threefry2x32_words(key0, key1, 0, number) for number in data.flatten().tolist()]
-        return Key(torch.tensor(words, dtype=torch.int64).reshape((*data.shape, 2)))
+        return Key(torch.tensor(threefry2x32_few(key0, key1, data.flatten().tolist()), dtype=torch.int64).reshape((*data.shape, 2)))
     return Key(torch.stack(threefry2x32(key.words[..., 0], key.words[..., 1], torch.zeros_like(data), data), dim=-1))
 
 
@@ -193,7 +192,7 @@ def _blocks(key: Key, count: int) -> tuple[Tensor, Tensor]:
 
 def _few_blocks(key: Key, count: int) -> list[tuple[int, int]]:
     key0, key1 = key.words.tolist()
-    return [threefry2x32_words(key0, key1, 0, i) for i in range(count)]
+    return threefry2x32_few(key0, key1, range(count))
 
 
 def _key(word0: int, word1: int) -> Key:

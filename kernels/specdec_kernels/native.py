@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["begin", "build", "library", "ready", "status", "wait"]
+__all__ = ["begin", "build", "library", "loaded", "ready", "status", "wait"]
 
 SOURCES = ("attend.c", "noise.c", "pack.c", "pass.c", "rows.c", "step.c")
 HEADERS = ("attend.h", "rows.h", "step.h", "team.h", "vector.h")
@@ -97,6 +97,15 @@ def library() -> ctypes.CDLL | None:
             _BUILD.told = True
             warnings.warn(_BUILD.message, RuntimeWarning, stacklevel=2)
     return made
+
+
+def loaded() -> ctypes.CDLL | None:
+    """The library where it is there already; starts no build, for what is not worth one.
+
+    >>> loaded() is None or loaded() is library()
+    True
+    """
+    return _BUILD.loaded
 
 
 def wait() -> bool:
@@ -252,7 +261,7 @@ def _runtime() -> Path | None:
 def _opened(path: Path) -> ctypes.CDLL:
     made = ctypes.CDLL(str(path))
     made.specdec_isa.restype = ctypes.c_void_p
-    for name in ("specdec_step", "specdec_rows", "specdec_attend", "specdec_noise", "specdec_pass", "specdec_int4"):
+    for name in ("specdec_step", "specdec_rows", "specdec_attend", "specdec_noise", "specdec_threefry", "specdec_pass", "specdec_int4"):
         getattr(made, name).restype = ctypes.c_int
     return made
 

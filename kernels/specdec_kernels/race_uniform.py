@@ -6,7 +6,7 @@ computed as word0 2**-32 + (word1 + 1/2) 2**-64, so that numbers near 0 keep the
 in 32-bit lanes, at a fraction of the time: a pass of ``coupled`` draws rows times vocabulary of them.
 """
 
-from ctypes import c_int64, c_void_p
+from ctypes import c_double, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -20,16 +20,17 @@ __all__ = ["race_uniform"]
 MASK = 0xFFFFFFFF
 
 
-def race_uniform(keys: Tensor, columns: int, *, impl: str = "auto") -> Tensor:
+def race_uniform(keys: Tensor, columns: int, *, negative: bool = False, impl: str = "auto") -> Tensor:
     """The numbers of blocks 0 to columns - 1 under each key.
 
     Args:
         keys: int64 [..., 2], the words of keys, values in [0, 2**32).
         columns: numbers a key.
+        negative: -u in place of u, which is what ``log1p`` is given next.
         impl: "auto", "torch", or "native" (a CPU, and plain tensors); the bits are the same.
 
     Returns:
-        float64 [..., columns] in (0, 1]; 1 where the sum rounds to it.
+        float64 [..., columns] in (0, 1], or in [-1, 0) where negative; 1 or -1 where the sum rounds to it.
 
     Raises:
         ValueError: another impl, or "native" where the library cannot run.
@@ -45,10 +46,12 @@ def race_uniform(keys: Tensor, columns: int, *, impl: str = "auto") -> Tensor:
         assert library is not None, "it is ready"
         out = torch.empty((*keys.shape[:-1], columns), dtype=torch.float64)
         rows = flat.numel() // 2
-        library.specdec_noise(c_void_p(flat.data_ptr()), c_void_p(out.data_ptr()), c_int64(rows), c_int64(columns), torch.get_num_threads())
+        places, sizes = (c_void_p(flat.data_ptr()), c_void_p(out.data_ptr())), (c_int64(rows), c_int64(columns))
+        library.specdec_noise(*places, *sizes, c_double(-1.0 if negative else 1.0), torch.get_num_threads())
         return out
     if impl == "native":
         raise ValueError(f"impl is 'native', and the library cannot run here ({native.status()}); expected impl='auto' or 'torch'")
     index = torch.arange(columns, dtype=torch.int64, device=keys.device)
     word0, word1 = threefry2x32(keys[..., 0, None], keys[..., 1, None], index >> 32, index & MASK)
-    return word0.to(torch.float64).mul_(2.0**-32).add_(word1.to(torch.float64).add_(0.5).mul_(2.0**-64))
+    uniform = word0.to(torch.float64).mul_(2.0**-32).add_(word1.to(torch.float64).add_(0.5).mul_(2.0**-64))
+    return uniform.neg_() if negative else uniform

@@ -9,16 +9,18 @@ the bytes and three quarters of the operations of int64 under a mask.
     after every 4 rounds, j = 1..5:  x0 += ks[j mod 3];  x1 += ks[(j+1) mod 3] + j
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ctypes import c_int64
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_kernels import native
 from specdec_kernels.dispatch import chosen
 
-__all__ = ["threefry2x32", "threefry2x32_words"]
+__all__ = ["threefry2x32", "threefry2x32_few", "threefry2x32_words"]
 
 MASK = 0xFFFFFFFF
 PARITY = 0x1BD11BDA
@@ -60,6 +62,20 @@ def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[
     True
     """
     return _encrypt(key0, key1, count0, count1, _add, _rotate)
+
+
+def threefry2x32_few(key0: int, key1: int, counters: Sequence[int]) -> list[tuple[int, int]]:
+    """The words of counters (0, c) under one key, on Python integers: through the C library where it is there already.
+
+    >>> threefry2x32_few(0, 0, [0, 1]) == [threefry2x32_words(0, 0, 0, 0), threefry2x32_words(0, 0, 0, 1)]
+    True
+    """
+    library = None if torch.compiler.is_compiling() else native.loaded()
+    if library is None:
+        return [threefry2x32_words(key0, key1, 0, counter) for counter in counters]
+    out = (c_int64 * (2 * len(counters)))()
+    library.specdec_threefry((c_int64 * 2)(key0, key1), (c_int64 * len(counters))(*counters), out, c_int64(len(counters)))
+    return list(zip(out[::2], out[1::2], strict=True))
 
 
 def _way(impl: str, *words: Tensor) -> str:

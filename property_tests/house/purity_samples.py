@@ -233,6 +233,7 @@ def alphabet() -> Iterator[Sample]:
     yield Sample(random.Key.__getitem__, lambda: call(random.split(random.key(3), 3), slice(1, 3)))
     yield Sample(threefry.threefry2x32, lambda: call(ids(1, 2), ids(3, 4), ids(5, 6), ids(7, 8)))
     yield Sample(threefry.threefry2x32_words, lambda: call(1, 2, 3, 4))
+    yield Sample(threefry.threefry2x32_few, lambda: call(1, 2, [3, 4]))
 
 
 def model_rooms() -> Iterator[Sample]:

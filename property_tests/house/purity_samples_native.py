@@ -41,7 +41,7 @@ def samples() -> Iterator[Sample]:
 
 
 def library() -> Iterator[Sample]:
-    for function in (native.begin, native.ready, native.library, native.wait, native.status, native.build):
+    for function in (native.begin, native.ready, native.loaded, native.library, native.wait, native.status, native.build):
         yield Sample(function, call)
     yield Sample(native.build, lambda: call(target="vax"), ValueError)
     yield Sample(untraced, lambda: call(table(2)))

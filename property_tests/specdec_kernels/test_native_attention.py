@@ -17,7 +17,8 @@ from specdec_kernels import native, row_attention
 
 HEADS = ((9, 3, 64), (4, 4, 32), (8, 1, 128), (10, 2, 80), (6, 1, 16), (16, 2, 64))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EARLIER = (0, 1, 63, 64, 65, 300)
+EARLIER = (0, 1, 63, 64, 65, 190, 300, 1100)  # keys are parted from 192 on, and into eight parts at most from 1024 on
+LONG = EARLIER[-1] + 20
 Heads = tuple[int, int, int]
 
 
@@ -71,11 +72,11 @@ def close(out: Tensor, wanted: Tensor, rows: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_dense_cache(heads: Heads, dtype: torch.dtype) -> None:
     """Any number of earlier slots and of rows: right, and each row the bits that it has alone; the cache holds the new rows, and nothing else new."""
-    rows = rows_of(320, heads, dtype)
+    rows = rows_of(LONG, heads, dtype)
     for earlier in EARLIER:
         wanted = exact(rows, earlier, earlier + 17)
         single = []
-        cache = cache_of(earlier, rows, 320)
+        cache = cache_of(earlier, rows, LONG)
         for at in range(earlier, earlier + 17):
             out, cache = dense.attend_invariant(cache, 1, *cut(rows, at, at + 1))
             cache = dense.advance(cache, 1)
@@ -84,7 +85,7 @@ def test_a_dense_cache(heads: Heads, dtype: torch.dtype) -> None:
         close(alone, wanted, rows)
         for count in (1, 2, 3, 5, 8, 16, 17):
             for attend in (dense.attend_invariant, *((dense.attend,) if count <= dense.FEW else ())):
-                out, cache = attend(cache_of(earlier, rows, 320), 1, *cut(rows, earlier, earlier + count))
+                out, cache = attend(cache_of(earlier, rows, LONG), 1, *cut(rows, earlier, earlier + count))
                 assert torch.equal(out, alone[:count]), (earlier, count, attend.__name__)
                 for held, given in ((cache.keys, rows[1]), (cache.values, rows[2])):
                     assert torch.equal(held[1][: earlier + count], given[: earlier + count])
@@ -94,15 +95,17 @@ def test_a_dense_cache(heads: Heads, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_threads_and_layouts_change_no_bit(heads: Heads) -> None:
-    rows = rows_of(320, heads, torch.float32)
+    rows = rows_of(LONG, heads, torch.float32)
+    for earlier in (100, 300, 1100):
+        wanted = dense.attend_invariant(cache_of(earlier, rows, LONG), 1, *cut(rows, earlier, earlier + 7))[0]
+        before = torch.get_num_threads()
+        try:
+            for threads in (1, 2, 3, 5):
+                torch.set_num_threads(threads)
+                assert torch.equal(dense.attend_invariant(cache_of(earlier, rows, LONG), 1, *cut(rows, earlier, earlier + 7))[0], wanted)
+        finally:
+            torch.set_num_threads(before)
     wanted = dense.attend_invariant(cache_of(100, rows, 110), 1, *cut(rows, 100, 107))[0]
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(dense.attend_invariant(cache_of(100, rows, 110), 1, *cut(rows, 100, 107))[0], wanted)
-    finally:
-        torch.set_num_threads(before)
     query, key, value = cut(rows, 100, 107)
     for turn in (lambda part: part.transpose(0, 1).contiguous().transpose(0, 1), lambda part: part.repeat_interleave(2, 2)[..., ::2]):
         for given in ((turn(query), key, value), (query, turn(key), value), (query, key, turn(value)), (turn(query), turn(key), turn(value))):
@@ -124,14 +127,16 @@ def test_scores_of_any_size() -> None:
     level = (query * 0, key, value)
     out = dense.attend_invariant(cache_of(70, level, 90), 1, *cut(level, 70, 72))[0]
     torch.testing.assert_close(out[1], value[:72].double().mean(0).float().repeat_interleave(2, 0), rtol=1e-5, atol=1e-6)
-    for sick in (math.nan, math.inf, -math.inf):
-        ill = (query, key.clone(), value)
-        ill[1][75, 1, 3] = sick
-        out = dense.attend_invariant(cache_of(70, ill, 90), 1, *cut(ill, 70, 80))[0]
-        well = dense.attend_invariant(cache_of(70, (query, key, value), 90), 1, *cut((query, key, value), 70, 80))[0]
-        assert torch.equal(out[:5], well[:5])
-        assert torch.equal(out[:, :2], well[:, :2])
-        assert torch.equal(out[5:, 2:].isnan(), exact(ill, 70, 80)[5:, 2:].isnan())
+    for earlier, sick in itertools.product((70, 400), (math.nan, math.inf, -math.inf)):
+        query, key, value = rows_of(earlier + 20, heads, torch.float32)
+        for place, seen in ((earlier + 5, 5), (17, 0)):  # among the new rows, and in the first part of the earlier ones
+            ill, span = (query, key.clone(), value), (earlier, earlier + 10)
+            ill[1][place, 1, 3] = sick
+            out = dense.attend_invariant(cache_of(earlier, ill, earlier + 20), 1, *cut(ill, *span))[0]
+            well = dense.attend_invariant(cache_of(earlier, (query, key, value), earlier + 20), 1, *cut((query, key, value), *span))[0]
+            assert torch.equal(out[:seen], well[:seen])
+            assert torch.equal(out[:, :2], well[:, :2])
+            assert torch.equal(out[seen:, 2:].isnan(), exact(ill, *span)[seen:, 2:].isnan())
 
 
 def pool_of(ends: Sequence[int], counts: Sequence[int], page: int, heads: Heads, dtype: torch.dtype) -> tuple[store.Store, tuple[Span, ...]]:

@@ -6,7 +6,7 @@ import torch
 from specdec_fn import random
 from specdec_kernels import native
 from specdec_kernels.race_uniform import race_uniform
-from specdec_kernels.threefry import threefry2x32_words
+from specdec_kernels.threefry import threefry2x32_few, threefry2x32_words
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,9 +34,22 @@ def test_both_ways_give_the_same_bits_for_many_keys_and_columns() -> None:
     ours = race_uniform(keys, 3001, impl="native")
     assert ours.shape == (4, 5, 3001)
     assert torch.equal(ours, race_uniform(keys, 3001, impl="torch"))
+    for impl in ("native", "torch"):
+        assert torch.equal(race_uniform(keys, 3001, negative=True, impl=impl), -ours)
     assert ours.unique().numel() == ours.numel()
     assert 0 < ours.min() < 1e-3
     assert 0.999 < ours.max() <= 1
+
+
+def test_a_few_words_are_the_same_with_and_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [(0, 0), (0x13198A2E, 0x03707344), (0xFFFFFFFF, 0xFFFFFFFF), (0x80000000, 0x7FFFFFFF)]
+    counters = [0, 1, 0x243F6A88, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+    assert native.loaded() is not None
+    ours = [threefry2x32_few(*key, counters) for key in keys]
+    assert ours == [[threefry2x32_words(*key, 0, counter) for counter in counters] for key in keys]
+    assert threefry2x32_few(1, 2, []) == []
+    monkeypatch.setattr(native._BUILD, "loaded", None)
+    assert [threefry2x32_few(*key, counters) for key in keys] == ours
 
 
 def test_threads_strides_and_nothing() -> None:

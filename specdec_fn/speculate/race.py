@@ -48,7 +48,8 @@ def noise(key: Key, position: int | Int[Tensor, "..."], vocab_size: int, dtype: 
     >>> rows.shape, rows[1].equal(noise(key(1), 5, 1000)), bool((rows > 0).all())
     (torch.Size([2, 1000]), True, True)
     """
-    return race_uniform(fold_in(fold_in(key, RACE), position).words, vocab_size).neg_().log1p_().neg_().to(dtype)  # ``exponential`` of 64 bits
+    words = fold_in(fold_in(key, RACE), position).words
+    return race_uniform(words, vocab_size, negative=True).log1p_().neg_().to(dtype)  # ``exponential`` of 64 bits
 
 
 def exponential(words: Int[Tensor, "..."], dtype: torch.dtype = torch.float64) -> Float[Tensor, "..."]:

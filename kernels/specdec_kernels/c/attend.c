@@ -1,31 +1,41 @@
-/* Attention of a few rows over keys and values that lie anywhere: softmax(q k scale) v, a row and a key-value head at a time.
+/* Attention of a few rows over keys and values that lie anywhere: softmax(q k scale) v, a row, a key-value head and a part of the keys at a time.
 
-Keys are taken in tiles of 64 from the row's first on, and every sum runs in one order: a row's numbers depend on what it sees alone. */
+Keys are parted by their number alone and taken in tiles of 64, and every sum runs in one order: a row's numbers depend on what it sees alone. */
 #include <stdlib.h>
 
 #include "attend.h"
 
 #define TILE 64
 #define SHARE 4 /* query heads at once that read one key head */
+#define PARTS 8 /* at most, of about 128 keys: what a team shares where there are fewer rows and heads than would keep it busy */
+#define FEW 16  /* rows up to which parts are shared; with more, one thread takes all parts of a row and head */
+
+INLINE int parts_of(int64_t count) { return count < 192 ? 1 : count >= 128 * PARTS ? PARTS : (int)((count + 64) / 128); }
+
+/* Where the parts of so many keys begin: of one size, in sixteens, but for the last. */
+INLINE int64_t part_at(int64_t count, int parts, int which) {
+  const int64_t at = (count + parts * 16 - 1) / (parts * 16) * 16 * which;
+  return which == parts || at > count ? count : at;
+}
 
 INLINE void prefetch_number(const void *p, int type, int64_t i) { __builtin_prefetch((const char *)p + i * (type == AS_F32 ? 4 : 2), 0, 2); }
 
 INLINE int64_t slot_at(const attention *a, const int64_t *own, int64_t i) { return a->dense ? i : own[i]; }
 
-/* G query heads of one row that read the same key head. */
+/* Keys first to last - 1 for G query heads of one row that read the same key head: weighed values, then each head's total weight and largest score. */
 #if defined(__AVX2__)
 INLINE
 #else
 static /* one form for all, since many would take minutes to compile */
 #endif
-void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t count, int kv_head, int cold, float *out, float *room) {
+void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t first, int64_t count, int kv_head, int cold, float *out, float *room) {
   const int size = a->head_dim, columns = (size + LANES - 1) / LANES;
   const int64_t apart = (int64_t)a->kv_heads * size, shift = (int64_t)kv_head * size;
   const void *const keys = a->keys, *const values = a->values;
   float most[SHARE], total[SHARE];
   for (int g = 0; g < G; g++) most[g] = -INFINITY, total[g] = 0.0f;
   memset(out, 0, sizeof(float) * G * size);
-  for (int64_t begin = 0; begin < count; begin += TILE) {
+  for (int64_t begin = first; begin < count; begin += TILE) {
     const int some = count - begin < TILE ? (int)(count - begin) : TILE;
     float *weight = room; /* [G, TILE] */
     int64_t at[TILE];
@@ -105,12 +115,11 @@ UNROLL
           }
     }
   }
-  for (int g = 0; g < G; g++)
-    for (int i = 0; i < size; i++) out[g * size + i] = total[g] == 0.0f ? 0.0f : out[g * size + i] / total[g];
+  for (int g = 0; g < G; g++) out[G * size + g] = total[g], out[G * size + G + g] = most[g];
 }
 
 #if defined(__AVX2__)
-#define HEADS(TYPE, G) few_heads(a, TYPE, G, query, own, a->counts[row], kv_head, cold, out, room)
+#define HEADS(TYPE, G) few_heads(a, TYPE, G, query, own, low, high, kv_head, cold, out, room)
 #define GROUPS(TYPE) \
   switch (g) { \
     case 1: HEADS(TYPE, 1); break; \
@@ -121,30 +130,57 @@ UNROLL
 #define ALL_GROUPS \
   if (a->type == AS_F32) { GROUPS(AS_F32) } else if (a->type == AS_BF16) { GROUPS(AS_BF16) } else { GROUPS(AS_F16) }
 #else
-#define ALL_GROUPS few_heads(a, a->type, g, query, own, a->counts[row], kv_head, cold, out, room);
+#define ALL_GROUPS few_heads(a, a->type, g, query, own, low, high, kv_head, cold, out, room);
 #endif
 
-static void one_item(const attention *a, int row, int kv_head, int cold, float *query, float *out, float *room) {
-  const int of = a->heads / a->kv_heads, size = a->head_dim;
+/* What all heads of a key head make of one part: few_heads' results, SHARE heads at a time. */
+static void one_part(const attention *a, int row, int kv_head, int part, int cold, float *out, float *query, float *room) {
+  const int of = a->heads / a->kv_heads, size = a->head_dim, parts = parts_of(a->counts[row]);
   const int64_t *own = a->dense ? NULL : a->slots + a->starts[row];
+  const int64_t low = part_at(a->counts[row], parts, part), high = part_at(a->counts[row], parts, part + 1);
   for (int first = 0; first < of; first += SHARE) {
     const int g = of - first < SHARE ? of - first : SHARE;
-    const int64_t head = (int64_t)kv_head * of + first;
-    get_numbers(a->query, a->type, row * a->stride + head * size, query, g * size);
+    get_numbers(a->query, a->type, row * a->stride + ((int64_t)kv_head * of + first) * size, query, g * size);
     for (int i = 0; i < g * size; i++) query[i] *= a->scale;
     ALL_GROUPS
-    put_numbers(a->out, a->type, ((int64_t)row * a->heads + head) * size, out, g * size);
+    out += g * (size + 2);
+  }
+}
+
+/* The parts of a row and key head, `apart` floats from one another, put together in their order. */
+static void join(const attention *a, int row, int kv_head, float *from, int64_t apart) {
+  const int of = a->heads / a->kv_heads, size = a->head_dim, parts = parts_of(a->counts[row]);
+  for (int first = 0; first < of; first += SHARE) {
+    const int g = of - first < SHARE ? of - first : SHARE;
+    for (int head = 0; head < g; head++) {
+      float *const out = from + head * size, *const total = from + g * size + head, *const most = total + g;
+      for (int part = 1; part < parts; part++) {
+        const float one = *most, other = most[part * apart], peak = one > other ? one : other, base = peak == -INFINITY ? 0.0f : peak;
+        float lane[2][LANES];
+        v_store(lane[0], v_exp(v_all(one - base))), v_store(lane[1], v_exp(v_all(other - base)));
+        const float keep = one == -INFINITY ? 0.0f : lane[0][0], add = other == -INFINITY ? 0.0f : lane[1][0];
+        for (int i = 0; i < size; i += LANES) v_store(out + i, v_fma(v_load(out + part * apart + i), v_all(add), v_mul(v_load(out + i), v_all(keep))));
+        *total = fmaf(total[part * apart], add, *total * keep), *most = peak;
+      }
+      for (int i = 0; i < size; i++) out[i] = *total == 0.0f ? 0.0f : out[i] / *total;
+    }
+    put_numbers(a->out, a->type, ((int64_t)row * a->heads + (int64_t)kv_head * of + first) * size, from, g * size);
+    from += g * (size + 2);
   }
 }
 
 int specdec_attend(const attention *a) {
-  const int64_t own = 2 * SHARE * a->head_dim + SHARE * TILE + 3 * LANES, width = (int64_t)a->kv_heads * a->head_dim;
-  const int bytes = a->type == AS_F32 ? 4 : 2;
-  float *memory = malloc((size_t)(own * 4 * a->threads));
+  const int of = a->heads / a->kv_heads, few = a->rows <= FEW, bytes = a->type == AS_F32 ? 4 : 2;
+  int parts = 1;
+  for (int r = 0; r < a->rows; r++) parts = parts_of(a->counts[r]) > parts ? parts_of(a->counts[r]) : parts;
+  const int64_t width = (int64_t)a->kv_heads * a->head_dim, apart = ((int64_t)of * (a->head_dim + 2) + LANES - 1) / LANES * LANES;
+  const int64_t own = SHARE * (a->head_dim + TILE) + 3 * LANES + (few ? 0 : parts * apart), shared = few ? (int64_t)a->rows * a->kv_heads * parts * apart : 0;
+  float *memory = malloc((size_t)((own * a->threads + shared + LANES) * 4));
   if (!memory) return 1;
+  float *const results = memory + own * a->threads;
 #pragma omp parallel num_threads(a->threads)
   {
-    float *room = memory + own * omp_get_thread_num();
+    float *const query = memory + own * omp_get_thread_num(), *const room = query + SHARE * a->head_dim, *const mine = room + SHARE * TILE + 3 * LANES;
     int low, high;
     share(a->rows, 1, &low, &high);
     for (int r = low; r < high; r++)
@@ -153,11 +189,23 @@ int specdec_attend(const attention *a) {
         memcpy((char *)a->values + a->written[r] * width * bytes, (const char *)a->value + r * a->stride * bytes, width * bytes);
       }
 #pragma omp barrier
-    /* Rows of one sequence that read the same key head follow one another, on one thread as far as can be: the first brings it near. */
-    share(a->heads ? a->rows * a->kv_heads : 0, 1, &low, &high);
+    /* Rows of one sequence that read the same keys follow one another, on one thread as far as can be: the first brings them near. */
+    const int items = a->heads ? a->rows * a->kv_heads : 0;
+    share(few ? items * parts : items, 1, &low, &high);
     for (int item = low; item < high; item++) {
-      const int row = item % a->rows, known = item > low && row && (a->dense || a->starts[row] == a->starts[row - 1]);
-      one_item(a, row, item / a->rows, !known, room, room + SHARE * a->head_dim, room + 2 * SHARE * a->head_dim);
+      const int row = item % a->rows, place = item / a->rows, known = item > low && row && (a->dense || a->starts[row] == a->starts[row - 1]);
+      const int count = parts_of(a->counts[row]);
+      if (few) {
+        if (place % parts < count) one_part(a, row, place / parts, place % parts, !known, results + item * apart, query, room);
+      } else {
+        for (int part = 0; part < count; part++) one_part(a, row, place, part, !known, mine + part * apart, query, room);
+        join(a, row, place, mine, apart);
+      }
+    }
+    if (few) {
+#pragma omp barrier
+      share(items, 1, &low, &high);
+      for (int item = low; item < high; item++) join(a, item % a->rows, item / a->rows, results + ((int64_t)item / a->rows * parts * a->rows + item % a->rows) * apart, apart * a->rows);
     }
   }
   free(memory);

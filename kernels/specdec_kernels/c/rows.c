@@ -9,13 +9,13 @@
 #define FEW(AT, K) AT(K, 1, 2) AT(K, 4, 2)
 
 #define FLOAT_AT(KIND, M, R) \
-  case M: for (int r = low; r < high; r += R) float_tile(KIND, M, R, w, x, ldx, y, ldy, r, high - r < R ? high - r : R); break;
+  case M: for (int r = low; r < high; r += R) float_tile(KIND, M, R, w, x, ldx, y, ldy, r, high - r < R ? high - r : R, high - r); break;
 #define FLOATS(NAME, CASES) \
   static void NAME(const matrix *w, const float *x, int64_t ldx, float *y, int64_t ldy, int rows, int low, int high) { \
     switch (rows) { CASES } \
   }
 #define WHOLE_AT(KIND, M, R) \
-  case M: for (int r = low; r < high; r += R) whole_tile(KIND, M, R, w, x, y, ldy, r, high - r < R ? high - r : R); break;
+  case M: for (int r = low; r < high; r += R) whole_tile(KIND, M, R, w, x, y, ldy, r, high - r < R ? high - r : R, high - r); break;
 #define WHOLES(NAME, CASES) \
   static void NAME(const matrix *w, const whole_rows *x, float *y, int64_t ldy, int rows, int low, int high) { \
     switch (rows) { CASES } \
@@ -89,9 +89,17 @@ INLINE void put_group(const int kind, const whole_rows *out, int64_t at, int hal
     for (int l = 0; l < 4; l++) scales[4 * half + l] = scales[8 + 4 * half + l] = scale, sums[4 * half + l] = sums[8 + 4 * half + l] = 0;
     sums[4 * half] = w_sum(kind, sum);
   } else {
-    for (int i = 0; i < 32; i++) to[32 * half + i] = (int8_t)(code[i] ^ 128);
+    for (int i = 0; i < 32; i++) to[32 * half + i] = kind == Q8_0 ? (int8_t)(code[i] ^ 128) : code[i];
     for (int l = 0; l < 8; l++) scales[8 * half + l] = scale;
   }
+}
+
+/* -128 times what each lane sums of the codes of `pairs` pairs: four neighbours of each 64. */
+INLINE void put_less(const int8_t *codes, int pairs, int32_t *sums) {
+  for (int l = 0; l < LANES; l++) sums[l] = 0;
+  for (int p = 0; p < pairs; p++)
+    for (int l = 0; l < LANES; l++)
+      for (int j = 0; j < 4; j++) sums[l] -= 128 * codes[64 * p + 4 * l + j];
 }
 
 /* Every group by its largest magnitude: codes = round(127 x / largest), ties to even. */
@@ -111,8 +119,10 @@ static whole_rows made_whole(const matrix *w, const float *x, int64_t ldx, int r
       const float most = v_most(high), scale = well ? most / 127.0f : NAN, up = well && most > 1e-30f ? 127.0f / most : 0.0f;
       for (int g = first; g < first + span && g < 2 * pairs; g++)
         put_group(w->kind, &out, (int64_t)m * pairs + g / 2, g % 2, g < groups && well ? from + (g - first) * 32 : nothing, up, scale);
+      const int64_t begin = (int64_t)m * pairs + first / 2;
+      if (w->kind == INT8) put_less(out.codes + begin * 64, (first + span < 2 * pairs ? span : 2 * pairs - first) / 2, out.sums + begin * LANES);
       if (w->kind == INT4) {
-        const int8_t *codes = out.codes + ((int64_t)m * pairs + first / 2) * 64;
+        const int8_t *codes = out.codes + begin * 64;
         int32_t sum = 0;
         for (int i = 0; i < 64; i++) sum += codes[i];
         ((float *)out.sums)[(int64_t)m * pairs * LANES + first / 2] = scale * (float)sum;

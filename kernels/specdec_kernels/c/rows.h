@@ -21,9 +21,10 @@ typedef struct {
 A product sums four neighbours of the 64 into each of sixteen lanes. INT8 and Q8_0: a pair as it is. Q4_0 and Q4_1: the first halves of both groups,
 then the second, as the low and the high half of a block's bytes give them. INT4: its groups are pairs, the first half low and the second high. */
 typedef struct {
-  int8_t *codes;   /* [rows, pairs, 64]; 128 is added to each for weights that are signed */
+  int8_t *codes;   /* [rows, pairs, 64]; Q8_0: 128 is added to each, since its weights are signed */
   float *scales;   /* [rows, pairs, 16]: the scale of the group that a lane sums */
-  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0; INT4: [rows, pairs] float32, scaled sums, at the front */
+  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0; INT4: [rows, pairs] float32, scaled sums, at the front;
+                      INT8: at the first pair of each scale, what every lane sums of its codes times -128 */
 } whole_rows;
 
 /* INT8 has one scale for 256 activations, so that its products are summed as integers; the others one for each group of 32. */
@@ -59,10 +60,26 @@ INLINE vec weight_part(const int kind, const uint8_t *row, int i, int count) {
 
 INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(row + at, 0, 3); }
 
-INLINE void put(const int kind, const matrix *w, float *y, int64_t ld, int m, int r, float sum) { y[m * ld + r] = kind == INT8 ? sum * w->scales[r] : sum; }
+/* The sums of a tile of R weight rows from r on, of which `own` are wanted, and M rows to their places; four at a time, since adding up lanes takes
+as long as dozens of products. */
+INLINE void put(const int kind, const int M, const int R, const matrix *w, vec sum[4][8], float *y, int64_t ld, int r, int own) {
+  float total[36];
+UNROLL
+  for (int i = 0; i < (R * M + 3) / 4; i++) {
+    vec four[4];
+UNROLL
+    for (int j = 0; j < 4; j++) four[j] = 4 * i + j < R * M ? sum[(4 * i + j) % R][(4 * i + j) / R] : v_zero();
+    v_four_sums(four[0], four[1], four[2], four[3], total + 4 * i);
+  }
+UNROLL
+  for (int m = 0; m < M; m++)
+UNROLL
+    for (int a = 0; a < R; a++)
+      if (a < own) y[m * ld + r + a] = kind == INT8 ? total[m * R + a] * w->scales[r + a] : total[m * R + a];
+}
 
 /* R weight rows from r on, of which `own` are wanted, times M rows. */
-INLINE void float_tile(const int kind, const int M, const int R, const matrix *w, const float *x, int64_t ldx, float *y, int64_t ldy, int r, int own) {
+INLINE void float_tile(const int kind, const int M, const int R, const matrix *w, const float *x, int64_t ldx, float *y, int64_t ldy, int r, int own, int left) {
   const uint8_t *row[4];
   vec sum[4][8];
 UNROLL
@@ -72,7 +89,7 @@ UNROLL
     for (int m = 0; m < M; m++) sum[a][m] = v_zero();
   }
   const int whole = w->inputs / LANES * LANES, paired = kind == BF16 ? w->inputs / (2 * LANES) * (2 * LANES) : 0;
-  const int64_t ahead = w->stride * 2 * R;
+  const int64_t ahead = left > 2 * R ? w->stride * 2 * R : 0;
   const int bytes = kind == F32 ? 64 : kind == BF16 || kind == F16 ? 32 : 16;
   /* Two bfloat16 numbers of one word are taken apart by a shift and a mask; x lies in that order. */
   for (int i = 0; i < paired; i += 2 * LANES) {
@@ -108,11 +125,7 @@ UNROLL
       vec u = weight_part(kind, row[a], whole, w->inputs - whole);
       for (int m = 0; m < M; m++) sum[a][m] = v_fma(u, v_part(x + m * ldx + whole, w->inputs - whole), sum[a][m]);
     }
-UNROLL
-  for (int a = 0; a < R; a++)
-    if (a < own)
-UNROLL
-      for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, v_sum(sum[a][m]));
+  put(kind, M, R, w, sum, y, ldy, r, own);
 }
 
 INLINE int block_bytes(int kind) { return kind == INT8 ? 32 : kind == INT4 ? 16 : kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20; }
@@ -139,7 +152,7 @@ INLINE vec pair_numbers(const int kind, const uint8_t *a, const uint8_t *b, int 
   return _mm512_permutexvar_ps(lanes, both);
 }
 
-INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows) {
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows, int left) {
   const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
   static const uint8_t nothing[64] = {0};
   const uint8_t *row[4];
@@ -150,16 +163,17 @@ UNROLL
 UNROLL
     for (int m = 0; m < M; m++) sum[a][m] = v_zero();
   }
-  const int64_t ahead = w->stride * 2 * R;
+  const int64_t ahead = left > 2 * R ? w->stride * 2 * R : 0;
   if (kind == INT8) {
     for (int first = 0; first < pairs; first += INT8_PAIRS) {
       const int last = first + INT8_PAIRS < pairs ? first + INT8_PAIRS : pairs;
-      __m512i total[4][8], less[4];
+      /* Weights are made unsigned by adding 128, and 128 times the sum of the activations is taken off beforehand. */
+      __m512i total[4][8];
 UNROLL
-      for (int a = 0; a < R; a++) {
-        less[a] = _mm512_setzero_si512();
+      for (int m = 0; m < M; m++) {
+        const __m512i less = _mm512_loadu_si512(x->sums + ((int64_t)m * pairs + first) * LANES);
 UNROLL
-        for (int m = 0; m < M; m++) total[a][m] = _mm512_setzero_si512();
+        for (int a = 0; a < R; a++) total[a][m] = less;
       }
       for (int p = first; p < last; p++) {
         __m512i code[4];
@@ -168,20 +182,20 @@ UNROLL
           const uint8_t *at = row[a] + (int64_t)64 * p;
           prefetch_row(row[a], ahead + (int64_t)64 * p);
           code[a] = 2 * p + 1 < groups ? _mm512_loadu_si512(at) : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)at));
-          less[a] = _mm512_dpbusd_epi32(less[a], _mm512_set1_epi8((char)128), code[a]);
+          code[a] = _mm512_xor_si512(code[a], _mm512_set1_epi8((char)128));
         }
 UNROLL
         for (int m = 0; m < M; m++) {
-          __m512i t = _mm512_loadu_si512(x->codes + ((int64_t)m * pairs + p) * 64);
+          const __m512i t = _mm512_loadu_si512(x->codes + ((int64_t)m * pairs + p) * 64);
 UNROLL
-          for (int a = 0; a < R; a++) total[a][m] = _mm512_dpbusd_epi32(total[a][m], t, code[a]);
+          for (int a = 0; a < R; a++) total[a][m] = _mm512_dpbusd_epi32(total[a][m], code[a], t);
         }
       }
 UNROLL
       for (int m = 0; m < M; m++) {
-        vec own_scale = v_load(x->scales + ((int64_t)m * pairs + first) * LANES);
+        const vec own_scale = v_load(x->scales + ((int64_t)m * pairs + first) * LANES);
 UNROLL
-        for (int a = 0; a < R; a++) sum[a][m] = v_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(total[a][m], less[a])), own_scale, sum[a][m]);
+        for (int a = 0; a < R; a++) sum[a][m] = v_fma(_mm512_cvtepi32_ps(total[a][m]), own_scale, sum[a][m]);
       }
     }
   } else if (kind == INT4) {
@@ -254,14 +268,10 @@ UNROLL
       }
     }
   }
-UNROLL
-  for (int a = 0; a < R; a++)
-    if (a < own_rows)
-UNROLL
-      for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, v_sum(sum[a][m]));
+  put(kind, M, R, w, sum, y, ldy, r, own_rows);
 }
 #else
-INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows) {
+INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w, const whole_rows *x, float *y, int64_t ldy, int r, int own_rows, int left) {
   const int size = block_bytes(kind), groups = w->inputs / 32, pairs = (groups + 1) / 2;
   for (int a = 0; a < R && a < own_rows; a++) {
     float sum[8];
@@ -289,7 +299,7 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
         int32_t dot = 0;
         const int nibbles = kind == Q4_0 || kind == Q4_1;
         for (int i = 0; i < 32; i++)
-          dot += code[i] * (nibbles ? t[i % 16 + i / 16 * 32 + g % 2 * 16] : kind == INT4 ? t[g % 2 * 32 + i] : (int8_t)(t[g % 2 * 32 + i] ^ 128));
+          dot += code[i] * (nibbles ? t[i % 16 + i / 16 * 32 + g % 2 * 16] : kind == Q8_0 ? (int8_t)(t[g % 2 * 32 + i] ^ 128) : t[g % 2 * 32 + i]);
         const int lane = nibbles ? g % 2 * 4 : kind == INT4 ? 0 : g % 2 * 8;
         if (kind == INT4) {
           sum[m] = fmaf((float)dot * scale, x->scales[at * LANES], sum[m]);
@@ -299,7 +309,7 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
         sum[m] = fmaf(fmaf((float)dot, scale, offset * (float)x->sums[at * LANES + lane]), x->scales[at * LANES + lane], sum[m]);
       }
     }
-    for (int m = 0; m < M; m++) put(kind, w, y, ldy, m, r + a, sum[m]);
+    for (int m = 0; m < M; m++) y[m * ldy + r + a] = kind == INT8 ? sum[m] * w->scales[r + a] : sum[m];
   }
 }
 #endif

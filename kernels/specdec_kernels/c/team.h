@@ -26,7 +26,7 @@ typedef struct {
 
 INLINE void own_part(const work *w, int which, int of, int *low, int *split, int *high) {
   const int64_t bands = (w->total + w->band - 1) / w->band, first = bands * which / of, last = bands * (which + 1) / of;
-  *low = (int)first * w->band, *split = (int)(first + (last - first) * 3 / 4) * w->band, *high = (int)last * w->band;
+  *low = (int)first * w->band, *split = (int)(first + (last - first) * 7 / 8) * w->band, *high = (int)last * w->band;
   if (*high > w->total) *high = w->total;
   if (*split > *high) *split = *high;
 }
