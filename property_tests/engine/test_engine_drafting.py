@@ -20,13 +20,12 @@ from specdec_fn.kv.table import Table
 from specdec_fn.models import Model, toy
 from specdec_fn.pytree import checking
 from specdec_fn.random import key
-from specdec_fn.speculate import Proposer, verifiers
+from specdec_fn.speculate import Proposer
 from specdec_fn.speculate.proposers import draft_model
 
-VOCAB, CONTEXT = 16, 48
+from .company import CONTEXT, GAPS, GREEDY, LINE, PENALISED, VOCAB, WARM, Company, requests, sizes_of, timeless
+
 TARGET = toy.llama(key(5), vocab_size=VOCAB, context=CONTEXT, width=8, head_dim=4, ffn=12)
-GREEDY, WARM = SamplingParams(temperature=0), SamplingParams(temperature=0.8)
-LINE = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def small(seed: int, *, vocab_size: int = VOCAB, context: int = CONTEXT) -> Model:
@@ -56,7 +55,6 @@ MODELS = MappingProxyType(
         "fading": fading(small(10), 8),
     }
 )
-PENALISED = SamplingParams(temperature=0.9, top_k=9, repetition_penalty=1.3, presence_penalty=0.4)
 
 
 def guess(name: str, sampling: SamplingParams = WARM) -> Proposer:
@@ -67,96 +65,26 @@ def guess(name: str, sampling: SamplingParams = WARM) -> Proposer:
 GUESS = MappingProxyType({name: guess(name) for name in MODELS} | {"penalised": guess("other", PENALISED)._replace(name="penalised")})
 
 
-def alone(request: Request, **changes: Any) -> Any:
-    """The same request with nobody beside it, and a dense cache for its drafts."""
-    proposer = request.proposer
+def in_the_loop(proposer: Any) -> Any:
+    """With a dense cache for the drafts of one sequence."""
     if isinstance(proposer, Proposer) and proposer.drafter is not None:
         model, sampling = proposer.drafter[:2]
-        proposer = draft_model.proposer(models.invariant(model), sampling=sampling, vocab_size=VOCAB)
-    asked = {
-        "seed": request.seed,
-        "sampling": request.sampling,
-        "proposer": None if proposer == "none" else proposer,
-        "verifier": request.verifier,
-        "k": request.k,
-        "max_tokens": request.max_tokens,
-        "stop_ids": request.stop_ids,
-        **changes,
-    }
-    return timeless(generate(TARGET, asked.pop("prompt", request.prompt), invariant=True, **asked))
+        return draft_model.proposer(models.invariant(model), sampling=sampling, vocab_size=VOCAB)
+    return proposer
 
 
-def timeless(done: Any) -> Any:
-    return done._replace(stats=done.stats._replace(seconds={}))
-
-
-def engine(asked: Sequence[Request] = (), **sizes: Any) -> EngineState:
-    state = init(TARGET, Config(**{"page_size": 2, "num_pages": 64, "prefill_chunk": 4, "invariant": True, **sizes}))
-    for request in asked:
-        state, _ = submit(state, request)
-    return state
-
-
-def ask(name: str | None, prompt: Sequence[int] = LINE[:6], max_tokens: int = 10, **more: Any) -> Request:
-    more = {"sampling": WARM, "seed": 3, "k": 3, "verifier": "token", **more}
-    return Request(prompt, max_tokens, proposer="none" if name is None else GUESS.get(name, name), **more)
-
-
-def check(asked: Sequence[Request], done: dict[int, Any]) -> None:
-    assert sorted(done) == list(range(len(asked)))
-    for number, request in enumerate(asked):
-        assert timeless(done[number]) == alone(request), f"request {number}: {request}"
+COMPANY = Company(TARGET, GUESS, in_the_loop)
+ask, engine, alone, check = COMPANY.ask, COMPANY.engine, COMPANY.alone, COMPANY.check
 
 
 # In any company
 
 
-@st.composite
-def requests(draw: Any) -> Request:
-    sampling = draw(st.sampled_from([GREEDY, WARM, PENALISED]))
-    rules = [name for name, rule in verifiers.items() if rule.lossless and (sampling.greedy or name != "greedy")]
-    return ask(
-        draw(st.sampled_from([*GUESS, *GUESS, "ngram", None])),
-        [*LINE[: draw(st.integers(1, 8))], *draw(st.lists(st.integers(0, VOCAB - 1), max_size=2))],
-        draw(st.integers(1, 9)),
-        sampling=sampling,
-        seed=draw(st.integers(0, 3)),
-        k=draw(st.integers(0, 5)),
-        verifier=draw(st.sampled_from(rules)),
-        stop_ids=draw(st.sampled_from([(), (3, 9)])),
-        priority=draw(st.integers(-1, 1)),
-    )
-
-
-@st.composite
-def sizes_of(draw: Any) -> dict[str, Any]:
-    page_size = draw(st.integers(1, 5))
-    least = -(-18 // page_size)  # the largest request of ``requests`` fits
-    return {
-        "page_size": page_size,
-        "num_pages": least + draw(st.integers(0, least)),
-        "max_batch": draw(st.integers(1, 4)),
-        "prefill_chunk": draw(st.integers(1, 9)),
-        "prefix_cache": draw(st.booleans()),
-    }
-
-
 @settings(max_examples=settings.default.max_examples // 2)
-@given(st.lists(requests(), min_size=1, max_size=4), sizes_of(), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.booleans())
+@given(st.lists(requests(COMPANY, [*GUESS, *GUESS, "ngram", None]), min_size=1, max_size=4), sizes_of(), GAPS, st.booleans())
 def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], sizes: dict[str, Any], gaps: list[int], enforced: bool) -> None:
     """G4, N8, L11: drafters of every kind in one batch; tokens, log-probabilities and the counts of drafts are those of the request alone."""
-    state, done = engine(**sizes), {}
-    for request, gap in zip(asked, gaps, strict=False):
-        state, _ = submit(state, request)
-        state, some = run(TARGET, state, gap)
-        done |= some
-    if enforced:
-        with checking():
-            state, rest = run(TARGET, state)
-    else:
-        state, rest = run(TARGET, state)
-    check(asked, done | rest)
-    assert free_pages(state) == sizes["num_pages"]
+    COMPANY.check_together(asked, sizes, gaps, enforced)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5])

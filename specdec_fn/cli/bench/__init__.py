@@ -29,28 +29,33 @@ from specdec_fn.cli.bench.together import together
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure: every ratio is taken in one process, interleaved, with its spread and its milliseconds.", no_args_is_help=True)
-app.command()(quoting)
-app.command()(prose)
-app.command()(overhead)
-app.command()(equality)
-app.command()(peers)
-app.command()(transformers)
-app.command()(rows)
-app.command()(lookup)
-app.command()(selfdraft)
-app.command()(spec)
-app.command()(startup)
-app.command()(rounds)
-app.command()(coupled)
-app.command()(invariant)
-app.command()(batching)
-app.command()(continuous)
-app.command()(chunks)
-app.command()(prefix)
-app.command()(together)
-app.command()(pages)
-app.command()(paged)
-app.command()(scheduling)
-app.command()(arrivals)
-app.command()(graphs)
-app.command()(soak)
+# What a list of commands says of each: a line is cut at the width of a terminal, and docstrings are whole sentences.
+COMMANDS = (
+    (quoting, "speed on prompts that quote a text"),
+    (prose, "cost on prompts that quote nothing"),
+    (overhead, "a step outside the model, over a pass"),
+    (equality, "greedy ids with and without speculation"),
+    (peers, "plain decoding against other engines"),
+    (transformers, "milliseconds a token here and there"),
+    (rows, "a pass of many rows over one of one row"),
+    (lookup, "n-gram and suffix drafts on quoting prompts"),
+    (selfdraft, "drafts of the target's own rounded weights"),
+    (spec, "a set of prompts by category, with entropy of p"),
+    (startup, "first token and C build, cold and warm"),
+    (rounds, "seconds for 1e6 verify rounds"),
+    (coupled, "noise of the race over a pass"),
+    (invariant, "invariant mode over the ordinary one"),
+    (batching, "tokens a second by batch size"),
+    (continuous, "continuous batching over static batching"),
+    (chunks, "gaps between tokens while a prompt is read"),
+    (prefix, "time to first token with a cached prefix"),
+    (together, "a set of prompts through a small engine"),
+    (pages, "taking and giving back pages"),
+    (paged, "attention over pages over dense attention"),
+    (scheduling, "time of a decision at 1,000 requests"),
+    (arrivals, "latency at a load, by choice of K (simulated)"),
+    (graphs, "captured steps over eager ones"),
+    (soak, "random requests for memory and pages"),
+)
+for command, short in COMMANDS:
+    app.command(short_help=short)(command)
