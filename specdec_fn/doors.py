@@ -51,7 +51,7 @@ def generate(
         max_tokens: most tokens to emit; the model's context may leave fewer.
         stop_ids, stop: ids and strings that end the generation, besides the tokenizer's own end ids.
         ignore_eos: go on past the tokenizer's end ids.
-        invariant: compute logits whose bits do not depend on how many rows share a pass (slower).
+        invariant: compute logits whose bits do not depend on how many rows share a pass (slower, but not with the C library on a CPU).
         draft_fn: a function that dictates the drafts, from all committed ids to at most ``k`` ids; instead of a proposer.
         on_piece: called with each piece as it comes, for those who want to watch and the whole as well.
 

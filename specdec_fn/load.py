@@ -63,8 +63,8 @@ def load(
         dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype.
         device: where the parameters go.
         quantize: how matrices are kept: None, in ``dtype``; "int8", "int4", "q8_0", "q4_0" or "q4_1", rounded to that grid
-            (``specdec_kernels.packed``); "file", the blocks of a GGUF file as they are, where they are of one of those kinds. Activations are then
-            rounded to 8 bits, too.
+            (``specdec_kernels.packed``; every matrix, embedding and head too); "file", the blocks of a
+            GGUF file as they are, where they are of kind "q8_0", "q4_0" or "q4_1". Activations are then rounded to 8 bits, too.
 
     Returns:
         The model, whose parameters are a fresh pytree, and the tokenizer.
@@ -72,7 +72,8 @@ def load(
     Raises:
         TypeError: ``name_or_path`` is neither text nor a path.
         ValueError: nothing is there; the file is damaged or of another kind; the architecture is unknown; a tensor is missing, has no place in
-            the architecture, or has another shape than the configuration says; an unknown dtype or device.
+            the architecture, or has another shape than the configuration says; an unknown dtype, device or quantize;
+            quantize with another device than a CPU, "file" with a folder, or a matrix that the grid cannot hold.
 
     >>> load("no-such-model")
     Traceback (most recent call last):
@@ -85,7 +86,7 @@ def load(
     path = _locate(name_or_path)
     if kind == FILE and path.is_dir():
         raise ValueError(f"quantize is {kind!r} and {path} is a folder of float weights; expected a GGUF file, or a kind such as 'q4_0'")
-    native.begin()  # compiled while the weights are read, so that the first answer need not wait
+    native.begin()  # compiled while the weights are read, so that few passes go without it
     read = _from_folder if path.is_dir() else _from_gguf
     try:
         return read(path, numbers, place, kind)

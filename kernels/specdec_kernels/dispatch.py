@@ -1,8 +1,7 @@
 """Which of an operation's two implementations runs: the torch reference, or the Triton kernel beside it.
 
-``"auto"`` takes the kernel where the tensors are on a GPU and triton is installed, and the reference everywhere else, and where a gradient is wanted:
-kernels have none. Triton is imported by the
-first call that may need it, and by nothing else.
+``"auto"`` takes the kernel where the tensors are on a GPU and triton is installed, and the reference everywhere else, and where a gradient is
+wanted: kernels have none. Triton is imported by the first call that may need it, and by nothing else.
 """
 
 from importlib.util import find_spec

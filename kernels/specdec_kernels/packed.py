@@ -1,6 +1,7 @@
 """A weight matrix in 8 or 4 bits: codes and scales as the products read them, and what they stand for.
 
-Five kinds. ``int8`` has one float32 scale for each weight row, ``int4`` a float32 scale and offset for each group of 64. ``q8_0``, ``q4_0`` and
+Five kinds. ``int8`` has one float32 scale for each weight row, ``int4`` a float32 scale and offset for each group of 64 (weight i < 32
+of a group is the low half of byte i, weight 32 + i the high half). ``q8_0``, ``q4_0`` and
 ``q4_1`` are the blocks of 32 weights of the GGUF format, as a file holds them: a float16 scale d (for ``q4_1`` an offset m, too) before the
 codes; weight i < 16 of a 4-bit block is the low half of byte i, weight 16 + i the high half. The weights are s c, s c + m, d c, d (c - 8) and d c
 + m. ``specdec_fn.weights.gguf_quants`` reads the same blocks from a file.
@@ -40,8 +41,8 @@ class Packed:
         scales: float32 [outputs] for kind "int8", [outputs, 2 groups] for "int4", scales before offsets, else None.
         kind: "int8", "int4", "q8_0", "q4_0" or "q4_1".
         inputs: weights of a row; a multiple of 32 but for "int8".
-        activations: "int8": what is multiplied is rounded to 8 bits as well, in groups of 32 (256 for kind "int8") by the largest magnitude of
-            each, and products are sums of integers; "float32": it is not.
+        activations: "int8": what is multiplied is rounded to 8 bits as well, in groups of 32 (64 for kind "int4", 256 for "int8") by the largest
+            magnitude of each, and products are sums of integers; "float32": it is not.
     """
 
     codes: Tensor
@@ -116,13 +117,14 @@ def packed(weight: Tensor, kind: str, *, activations: str | None = None, importa
 
     Args:
         weight: float [outputs, inputs].
-        kind: one of the four.
+        kind: one of the five.
+        activations: of the result; None: "int8", and "float32" where a row is no whole number of groups of 32.
         importance: float [inputs], how much an error in each input matters: best the mean square of what is multiplied. None: all alike. Used by
             "int4" alone.
-        activations: of the result; None: "int8", and "float32" where a row is no whole number of groups of 32.
 
     Raises:
-        ValueError: an unknown kind, no matrix of floats, values that are not finite, or inputs that are no multiple of 32 for a kind of blocks.
+        ValueError: an unknown kind, no matrix of floats, values that are not finite, scales past float16, or inputs that
+            are no multiple of 32 for any kind but "int8", or for activations of 8 bits.
 
     >>> unpacked(packed(torch.tensor([[0.0, 127.0, -50.4]]), "int8"))
     tensor([[  0., 127., -50.]])

@@ -1,6 +1,6 @@
 """What a pass of a Llama does between two attentions, as one call of the C library: see ``c/step.c``.
 
-``matrix`` and ``block`` lay out a model's parameters once; ``step`` runs. Activations are float32 whatever the weights are, and a row's numbers
+``matrix`` lays out a weight, ``Step`` says what is to be done, ``run`` does it. Activations are float32 whatever the weights are, and a row's numbers
 depend on no other row. The reference is ``specdec_fn.models.rowwise``: the same steps in torch.
 """
 

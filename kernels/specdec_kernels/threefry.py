@@ -65,7 +65,7 @@ def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[
 
 
 def threefry2x32_few(key0: int, key1: int, counters: Sequence[int]) -> list[tuple[int, int]]:
-    """The words of counters (0, c) under one key, on Python integers: through the C library where it is there already.
+    """The words of counters (0, c) under one key: in the C library where it is loaded, else on Python integers.
 
     >>> threefry2x32_few(0, 0, [0, 1]) == [threefry2x32_words(0, 0, 0, 0), threefry2x32_words(0, 0, 0, 1)]
     True

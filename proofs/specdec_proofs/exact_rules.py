@@ -37,7 +37,7 @@ from specdec_proofs.worlds import (
 
 __all__ = ["claims", "longer"]
 
-TABLE = (  # theory A10 and arXiv 2403.10444: block efficiency on p = (1/3, 2/3), q reversed, K = 1..8
+TABLE = (  # arXiv 2403.10444: block efficiency on p = (1/3, 2/3), q reversed, K = 1..8
     ("token", (1.6667, 2.1111, 2.4074, 2.6049, 2.7366, 2.8244, 2.8829, 2.9220)),
     ("block", (1.6667, 2.2222, 2.6667, 3.0494, 3.3704, 3.6516, 3.8930, 4.1068)),
 )

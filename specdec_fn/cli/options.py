@@ -21,6 +21,7 @@ __all__ = [
     "MinP",
     "MinTokens",
     "ModelName",
+    "NamedProposer",
     "PresencePenalty",
     "ProposerName",
     "RepetitionPenalty",
@@ -48,6 +49,10 @@ ProposerName = Annotated[
         "some joined by + ask each in turn, as ngram+quantized.",
     ),
 ]
+NamedProposer = Annotated[
+    str,
+    typer.Option("--proposer", help="Who drafts: ngram, suffix, early_exit, quantized, or none; some joined by + ask each in turn."),
+]
 DraftModel = Annotated[
     str | None,
     typer.Option("--draft-model", help="A second model that drafts, named as --model is; its tokens must be the model's. Implies draft_model."),
@@ -65,7 +70,9 @@ K = Annotated[int, typer.Option("--k", help="Most drafted tokens of a pass.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the request.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens to emit.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; may be given several times.")]
-Invariant = Annotated[bool, typer.Option("--invariant", help="Logits whose bits do not depend on the rows of a pass (slower).")]
+Invariant = Annotated[
+    bool, typer.Option("--invariant", help="Logits whose bits do not depend on the rows of a pass (slower only without the C kernels).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]

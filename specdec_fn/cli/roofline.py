@@ -22,14 +22,16 @@ MOST = 1024  # drafted tokens: far past every ridge
 
 
 def roofline(
-    machine: Annotated[str | None, typer.Option("--machine", help="A100, H100, H200, or this: measured. Without one, the chapter's tables.")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="A100, H100, H200, or this: measured. Without one, tables of the chapter (see above).")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="As in generate, or 7b, the chapter's model.  [default: 7b, and smollm2-135m on this machine]"),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="Of the weights: float32, bfloat16, int8, q4_0, ...  [default: bfloat16, here float32]"),
+        typer.Option("--dtype", help="Of the weights: float32, bfloat16, int8, q4_0, ...  [default: bfloat16, and float32 on this machine]"),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="Sequences of a pass.")] = 1,
     context: Annotated[int, typer.Option("--context", help="Committed tokens of each sequence, whose keys and values are read.")] = 256,
@@ -47,7 +49,11 @@ def roofline(
     """Compute what a pass should take by its bytes and its products, and where extra rows stop being free.
 
     The time of a pass lies between two bounds: reading and multiplying overlap in full, or not at all. On this machine it is measured as well:
-    bandwidth by reading as many bytes as the model's weights, products by large matrices, and the model's own passes of 1 to K + 1 rows.
+    bandwidth by reading as many bytes as the model's weights, products by large matrices, and at batch 1 the model's own passes of 1 to 16 rows
+    (those between the measured ones are interpolated).
+
+    The chapter is the one of a book on inference engines from which this project started: a machine of 2 TB/s and 312 TFLOP/s, and a model of
+    7 billion weights of 16 bits.
     """
     from specdec_fn.cli import rooflines as r
     from specdec_fn.cost import chapter

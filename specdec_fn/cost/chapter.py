@@ -1,4 +1,6 @@
-"""Every figure of the chapter on speculative decoding and of its four challenges, recomputed, beside the digits it is stated with.
+"""Every figure of the book chapter from which this project started, on speculative decoding, and of its four challenges, recomputed.
+
+They stand beside the digits that they are stated with.
 
 The chapter's machine reads 2 TB/s and does 312 TFLOP/s, its model has 7 billion weights of 16 bits; a draft of K tokens is kept with
 acceptance 0.7 a token and costs 0.05 of a pass a token. It cuts some numbers off instead of rounding them: those are held to 0.01.

@@ -42,7 +42,8 @@ class Curve:
 
 
 def seconds(curve: Curve, rows: int) -> float:
-    """Seconds of a pass of ``rows`` rows; past the last measured one, the line through the first and the last goes on.
+    """Seconds of a pass of ``rows`` rows; past the last measured one, the line through the first and the last goes on
+    (one that falls is taken as level; after a single measured row each further row costs a whole pass).
 
     Raises:
         ValueError: fewer rows than one.

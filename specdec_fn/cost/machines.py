@@ -72,7 +72,9 @@ def bits(dtype: str) -> float:
 
 
 def flops(machine: Machine, dtype: str) -> float:
-    """FLOP/s for weights of a dtype: its own where the machine multiplies it, else those of 16 bits, into which packed weights are unpacked.
+    """FLOP/s for weights of a dtype: its own where the machine multiplies it, else those of 16 bits, into which GPUs unpack packed weights.
+
+    The C library on a CPU multiplies packed weights as integers, faster than that, so there the ridge of packed weights lies higher than stated.
 
     Raises:
         ValueError: an unknown dtype, or a machine that states neither.

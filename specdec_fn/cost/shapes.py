@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     heads: int = 0
 
 
-SEVEN_B = Shape(7e9, 32, 32, 128)  # the chapter's model: 14 GB in 16 bits, 0.5 MiB of keys and values a token
+SEVEN_B = Shape(7e9, 32, 32, 128)  # the model of the chapter from which the project started: 14 GB in 16 bits, 0.5 MiB of keys and values a token
 
 
 def of(sizes: Sizes) -> Shape:
@@ -60,6 +60,7 @@ def key_value_bytes(shape: Shape, bits: float = 16) -> float:
     """Bytes that the keys and values of one token take.
 
     Args:
+        shape: of the model.
         bits: of one number.
 
     >>> key_value_bytes(SEVEN_B) / 2**20

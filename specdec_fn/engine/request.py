@@ -38,7 +38,7 @@ class Config:
         context: most tokens of a request, prompt and output; None takes the model's.
         proposer, verifier, k: how a request speculates that does not say.
         prefix_cache: keep full pages of verified tokens for requests that begin the same way.
-        invariant: compute logits whose bits do not depend on who shares a pass (slower): a seed then gives one token sequence, whatever the
+        invariant: compute logits whose bits do not depend on who shares a pass: a seed then gives one token sequence, whatever the
             batch, the chunks, the pages, preemption or the prefix cache do.
         seed: of the requests that have none.
 

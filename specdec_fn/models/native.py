@@ -1,6 +1,7 @@
 """What lies between two attentions as one call of the C library: the fused step of a pass of few rows on a CPU.
 
-In operators a pass of SmolLM2-135M is about 1,100 calls, which cost as much as reading its weights; here it is 31 and the attentions. Activations
+In operators a pass of SmolLM2-135M is about 1,100 calls, which cost as much as reading its weights; here it is 32 and the attentions, or one where
+attention says beforehand what it does (``whole``). Activations
 are float32 whatever the weights are, rows are multiplied as they stream by (``specdec_kernels/c/rows.h``), and a row's bits depend on no other row.
 """
 

@@ -20,11 +20,11 @@ def quantized(model: Model, kind: str = "int4") -> Model:
     """The model whose matrices are rounded to a kind's grid; its norms and biases are shared, and what is packed already stays as it is.
 
     With "int4" the grid has groups of 64 with an offset, chosen so that the error that the inputs make of it is small (``importance`` over
-    ``spread`` ids), and embedding and head are "int8": they make the law, and are a fifth of this model's bytes at most.
+    ``spread`` ids), and embedding and head are "int8": they make the law.
 
     Args:
         model: of the Llama family.
-        kind: "int8", "int4", "q8_0", "q4_0" or "q4_1", as in ``specdec_kernels.packed``; those of blocks need rows of a multiple of 32.
+        kind: "int8", "int4", "q8_0", "q4_0" or "q4_1", as in ``specdec_kernels.packed``; all but "int8" need rows of a multiple of 32.
 
     Raises:
         TypeError: not a Model, or one without blocks. ValueError: an unknown kind, or a matrix that it cannot hold.

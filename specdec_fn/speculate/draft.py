@@ -52,7 +52,7 @@ def chain(ids: Sequence[int], k: int, probs: Float[Tensor, "drafted vocab"] | No
 def first(draft: Draft, count: int) -> Draft:
     """The first ``count`` nodes of a draft and nothing of the padding after them, so that a pass has exactly ``count + 1`` rows.
 
-    Stopping a draft early by a rule that looks only at the tokens already drafted is lossless (theory: variable K).
+    Stopping a draft early by a rule that looks only at the tokens already drafted is lossless.
 
     >>> first(chain([5, 7, 9], 5), 2).tokens
     tensor([5, 7])

@@ -9,7 +9,7 @@ __all__ = ["FILE", "KINDS", "checked_kind", "from_blocks", "packed"]
 
 KINDS = ("int8", "int4", "q8_0", "q4_0", "q4_1")
 BLOCKS = ("q8_0", "q4_0", "q4_1")
-FILE = "file"  # the blocks of the file itself, where they are of a kind above
+FILE = "file"  # the blocks of the file itself, where they are of a kind in BLOCKS
 
 
 def checked_kind(kind: str | None) -> str | None:

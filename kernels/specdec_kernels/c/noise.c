@@ -1,4 +1,4 @@
-/* The race's uniform numbers: threefry-2x32 with 20 rounds on sixteen counters at a time, and the map to [0, 1].
+/* The race's uniform numbers: threefry-2x32 with 20 rounds on sixteen counters at a time, and the map to (0, 1]; and a few words alone.
 
 The generator is that of specdec_kernels.threefry, in 32-bit lanes: these are its bits. */
 #include "team.h"

@@ -29,7 +29,6 @@ typedef struct {
 
 /* INT8 has one scale for 256 activations, so that its products are summed as integers; the others one for each group of 32. */
 #define INT8_PAIRS 4
-#define MOST_ROWS 8 /* that a tile holds in registers */
 
 INLINE int8_t int4_code(const uint8_t *pair, int i) { return (int8_t)(i < 32 ? pair[i] & 15 : pair[i - 32] >> 4); }
 

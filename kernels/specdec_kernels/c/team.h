@@ -15,7 +15,7 @@ INLINE void share(int total, int band, int *low, int *high) {
   if (*high > total) *high = total;
 }
 
-/* Work on `total` things that a team shares: three quarters of an even share are each thread's own, the rest is taken in pieces by whoever is free, since
+/* Work on `total` things that a team shares: seven eighths of an even share are each thread's own, the rest is taken in pieces by whoever is free, since
 a thread that the system has put aside for a moment would keep all others waiting. Whole bands throughout. */
 typedef struct {
   int total, band;

@@ -1,6 +1,6 @@
 /* Sixteen float32 lanes: one AVX-512 register, two of AVX2, or an array for any other processor.
 
-Sums run over the same lanes in the same order on all of them, and every multiply-add rounds once, so that a sum has the same bits on all. */
+Sums run over the same lanes in the same order on all of them, and every multiply-add rounds once, so that a sum of floats has the same bits on all. */
 #ifndef SPECDEC_VECTOR_H
 #define SPECDEC_VECTOR_H
 

@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 def equality(
     model: o.ModelName = "smollm2-135m",
     dtypes: Annotated[str, typer.Option("--dtypes", help="Which to run, as float64,float32.")] = "float64,float32",
-    proposer: o.ProposerName = "ngram",
+    proposer: o.NamedProposer = "ngram",
     k: o.K = 5,
     max_tokens: o.MaxTokens = 128,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts, quoting and prose in turns.")] = 20,

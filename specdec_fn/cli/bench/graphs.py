@@ -15,7 +15,7 @@ __all__ = ["graphs"]
 def graphs(
     model: o.ModelName = "smollm2-135m",
     batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Requests that share a pass; may be repeated; else 1 and 16.")] = None,
-    proposer: o.ProposerName = "none",
+    proposer: o.NamedProposer = "none",
     k: o.K = 5,
     temperature: o.Temperature = 1.0,
     max_tokens: o.MaxTokens = 96,

@@ -136,7 +136,7 @@ def _stated(found: list[Found]) -> list[dict[str, Any]]:
 
 
 def _line(one: dict[str, Any]) -> str:
-    where = f"{one['stated']:g} ms is the figure for {INT8_GBS} GB/s; this machine reads {one['gigabytes_per_second']:.3g} GB/s"
+    where = f"{one['stated']:g} ms is what we aim at where memory gives {INT8_GBS} GB/s; this machine reads {one['gigabytes_per_second']:.3g} GB/s"
     return f"stated: {one['what']} is {one['value']:.3g}, reading the bytes alone {one['bound']:.3g} ({where})"
 
 

@@ -18,7 +18,7 @@ Prompts = Annotated[str | None, typer.Option("--prompts", help="Another file: on
 
 def quoting(
     model: o.ModelName = "smollm2-135m",
-    proposer: o.ProposerName = "ngram",
+    proposer: o.NamedProposer = "ngram",
     k: o.K = 10,
     temperature: o.Temperature = 0.0,
     max_tokens: o.MaxTokens = 160,
@@ -32,7 +32,7 @@ def quoting(
 
 def prose(
     model: o.ModelName = "smollm2-135m",
-    proposer: o.ProposerName = "ngram",
+    proposer: o.NamedProposer = "ngram",
     k: o.K = 10,
     temperature: o.Temperature = 1.0,
     max_tokens: o.MaxTokens = 160,

@@ -36,7 +36,7 @@ def together(
     model: o.ModelName = "smollm2-135m",
     prompts: Annotated[str, typer.Option("--prompts", help="quoting, prose, or a file: one JSON object a line, with name and text.")] = GATED[0],
     batch: Annotated[int, typer.Option("--batch", min=1, help="Requests that share a pass.")] = GATED[1],
-    proposer: o.ProposerName = "ngram",
+    proposer: o.NamedProposer = "ngram",
     k: Annotated[list[int] | None, typer.Option("--k", min=1, help="Most drafted tokens of a pass; several may be given; else 3, 5 and 8.")] = None,
     temperature: o.Temperature = 0.0,
     max_tokens: o.MaxTokens = 160,

@@ -1,6 +1,6 @@
 """The proposers, one room each, and the names of those that need no argument but the target.
 
-Those that draft with a model are loaded on first use, since they alone bring in models and caches.
+Those that draft with a model, and ``suffix``, are loaded on first use, since they alone bring in models, caches and persistent maps.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ def named(
 ) -> Proposer:
     """The proposer of a name, or of several joined by "+" (the first that drafts wins), or the proposer itself.
 
-    By name a proposer comes with ``paying``: it rests where its drafts do not pay. ``ngram.proposer()`` itself always drafts.
+    By name a proposer (all but ngram_tree) comes with ``paying``: it rests where its drafts do not pay. ``ngram.proposer()`` itself always drafts.
 
     Args:
         proposer: a name, or a Proposer, which is handed on.

@@ -4,7 +4,7 @@ What it watches is how many drafted tokens each pass kept. Acceptance comes in r
 kept, each a mean with fading memory that begins with a hopeful guess: of a first drafted token after a draft that was kept whole, of one after
 any other draft, and of every later token of a draft. From these the curve gives the best K. One draft kept whole is enough to jump.
 
-Two rules keep it from costing what plain decoding would not. A ledger, in the curve's seconds: what was emitted would have cost so much
+Two rules keep it from costing what plain decoding would not. A ledger, in plain passes of the curve: what was emitted would have cost so much
 plainly, and has cost so much; a draft is made only if, were all of it rejected, the whole would still have cost no more than ``1 + share`` of
 plain decoding plus ``start`` passes. That holds for any text: of n tokens, at least 1 / (1 + share + start / n) of plain speed, which is 0.97 from
 63 tokens on. And once the best K is 0, it rests for 1, 2, 4, ... passes between probes of the cheapest draft, up to ``longest_pause`` or, where
@@ -12,7 +12,7 @@ probes are cheap, until they cost a third of ``share``. What the curve does not 
 the prompt before its first draft, and after a rest what was emitted meanwhile; one that shares the target's cache reads neither.
 
 Lossless: K is decided before the draft is made, from the lengths of earlier passes, so nothing that this draft draws can have a say in whether
-it is verified. (Were K chosen by the drawn tokens, a soft law q would no longer be the law of what is verified; theory: variable K.) Pure: the
+it is verified. (Were K chosen by the drawn tokens, a soft law q would no longer be the law of what is verified.) Pure: the
 curve is a value, so the same tokens give the same choices, and no clock is read.
 """
 

@@ -1,7 +1,7 @@
 """n-gram drafting (prompt lookup): the text has said this before, so it may go on as it did then.
 
 The last n tokens are looked up among all committed ones, longest n first; the tokens after the most recent earlier occurrence are the draft.
-No model and no law: the draft is one-hot, which is lossless. Source: Saxena 2023 (prompt lookup decoding), theory A3.
+No model and no law: the draft is one-hot, which is lossless. Source: Saxena 2023 (prompt lookup decoding).
 """
 
 from array import array

@@ -3,7 +3,7 @@
 A pass with drafted rows costs more than a pass with one row, by a factor that depends on the machine and grows with the rows. So a first draft
 is short, a draft that was kept whole lets the next be twice as long, and one that was not makes the next as short as what was kept. A running
 mean of tokens kept a draft says whether it pays at all: while it is below ``least`` the wrapper proposes nothing for 1, 2, 4, ... passes up to
-``longest_pause``, then tries one short draft again. The rule looks only at committed tokens, so it is lossless (theory: variable K).
+``longest_pause``, then tries one short draft again. The rule looks only at committed tokens, so it is lossless.
 """
 
 from collections.abc import Sequence
@@ -42,6 +42,7 @@ def proposer(
     """Wraps a proposer so that it drafts no more than pays.
 
     Args:
+        inner: the proposer that is asked.
         least: tokens a draft must save on average: above (time of a short drafted pass / time of a plain pass) - 1.
         start: the mean it begins with, before anything is known.
         memory: weight of the past in the running mean, in [0, 1).

@@ -90,7 +90,8 @@ def extend(automaton: Automaton, tokens: Sequence[int]) -> Automaton:
 
 
 def match(automaton: Automaton) -> tuple[int, list[int]]:
-    """The longest suffix of what was read that also ends earlier: its length, and how many tokens end with it, ascending; (0, []) for none.
+    """The longest suffix of what was read that also ends earlier: its length, and the places where it ended, ascending,
+    each as the number of tokens up to it; (0, []) for none.
 
     >>> match(extend(Automaton(), [1, 2, 3, 1, 2, 4, 1, 2]))
     (2, [2, 5])

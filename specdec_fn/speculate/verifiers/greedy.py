@@ -3,7 +3,7 @@
     emit argmax p_0, argmax p_1, ... while the drafted token is the argmax before it; ties go to the lowest id
 
 The emitted tokens are what greedy decoding gives, whatever was drafted. This is p itself where the rows of p are one-hot (temperature 0);
-the doors refuse it at other temperatures. Source: Stern et al. 2018 (arXiv 1811.03115), theory A2.
+the doors refuse it at other temperatures. Source: Stern et al. 2018 (arXiv 1811.03115).
 """
 
 import torch

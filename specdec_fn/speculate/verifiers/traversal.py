@@ -7,7 +7,7 @@
 
 Nodes are judged in postorder, each once. What a deletion does to the parent does not depend on what happened below the child, so all weights are
 known before any uniform is read, and the accepted node is the first in postorder with u < w. Siblings are drawn without replacement. On a chain
-it is block verification. Source: Weng et al. 2025 (Traversal Verification, arXiv 2505.12398), theory A7.
+it is block verification. Source: Weng et al. 2025 (Traversal Verification, arXiv 2505.12398).
 """
 
 import torch
