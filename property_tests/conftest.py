@@ -12,6 +12,8 @@ settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True
 settings.register_profile("deep", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
+pytest.register_assert_rewrite("property_tests.engine.company")  # a failing assertion there shows its values, too
+
 ALLOWED_SKIPS: frozenset[str] = frozenset()  # node ids of tests that may be skipped, each with its reason beside it
 
 

@@ -23,7 +23,7 @@ from specdec_kernels.threefry import MASK, threefry2x32, threefry2x32_few
 
 __all__ = ["Key", "bits", "fold_in", "key", "key_data", "split", "uniform"]
 
-FEW = 16  # up to this many counters, Python integers are faster than tensor operations
+FEW = 32  # up to this many counters, single words are faster than tensor operations, with the C library and without
 
 
 @state()

@@ -33,13 +33,15 @@ def race_uniform(keys: Tensor, columns: int, *, negative: bool = False, impl: st
         float64 [..., columns] in (0, 1], or in [-1, 0) where negative; 1 or -1 where the sum rounds to it.
 
     Raises:
-        ValueError: another impl, or "native" where the library cannot run.
+        ValueError: another impl, "native" where the library cannot run, or keys that are no words.
 
     >>> race_uniform(torch.tensor([0, 0]), 2) * 2**32 // 1 == torch.tensor([0x6B200159, 0x375F238F])
     tensor([True, True])
     """
     if impl not in ("auto", "torch", "native"):
         raise ValueError(f"impl is {impl!r}; expected 'auto', 'torch' or 'native'")
+    if keys.dtype is not torch.int64 or keys.shape[-1:] != (2,):
+        raise ValueError(f"keys are {keys.dtype} {list(keys.shape)}; expected int64 [..., 2], the words of keys")
     fits = impl != "torch" and untraced(keys) and (native.wait() if impl == "native" else native.ready())
     if fits:
         library, flat = native.library(), keys.contiguous()

@@ -67,6 +67,13 @@ def threefry2x32_words(key0: int, key1: int, count0: int, count1: int) -> tuple[
 def threefry2x32_few(key0: int, key1: int, counters: Sequence[int]) -> list[tuple[int, int]]:
     """The words of counters (0, c) under one key: in the C library where it is loaded, else on Python integers.
 
+    Args:
+        key0, key1: the words of the key, in [0, 2**32).
+        counters: each in [0, 2**32); what is larger counts modulo that.
+
+    Returns:
+        Two words in [0, 2**32) for each.
+
     >>> threefry2x32_few(0, 0, [0, 1]) == [threefry2x32_words(0, 0, 0, 0), threefry2x32_words(0, 0, 0, 1)]
     True
     """

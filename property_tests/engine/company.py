@@ -13,12 +13,13 @@ from specdec_fn import SamplingParams, generate
 from specdec_fn.engine import Config, EngineState, Request, free_pages, init, run, submit
 from specdec_fn.models import Model
 from specdec_fn.pytree import checking
-from specdec_fn.speculate import verifiers
+from specdec_fn.speculate import Proposer, verifiers
 
 VOCAB, CONTEXT = 16, 48
 GREEDY, WARM = SamplingParams(temperature=0), SamplingParams(temperature=0.8)
 PENALISED = SamplingParams(temperature=0.9, top_k=9, repetition_penalty=1.3, presence_penalty=0.4)
 LINE = (1, 2, 3, 4, 5, 6, 7, 8)
+MORE, MOST = 2, 9  # tokens of a prompt after LINE, and tokens to emit
 
 
 def timeless(done: Any) -> Any:
@@ -39,10 +40,10 @@ class Company(NamedTuple):
     guess: Mapping[str, Any]
     loop: Callable[[Any], Any] = lambda proposer: proposer
 
-    def ask(self, name: str | None, prompt: Sequence[int] = LINE[:6], max_tokens: int = 10, **more: Any) -> Request:
-        """A request that drafts with the named proposer, or with none."""
+    def ask(self, name: str | Proposer | None, prompt: Sequence[int] = LINE[:6], max_tokens: int = 10, **more: Any) -> Request:
+        """A request that drafts with the named or given proposer, or with none."""
         more = {"sampling": WARM, "seed": 3, "k": 3, "verifier": "token", **more}
-        return Request(prompt, max_tokens, proposer="none" if name is None else self.guess.get(name, name), **more)
+        return Request(prompt, max_tokens, proposer="none" if name is None else self.guess.get(name, name) if isinstance(name, str) else name, **more)
 
     def engine(self, asked: Sequence[Request] = (), **sizes: Any) -> EngineState:
         """An engine to which these were submitted."""
@@ -65,7 +66,7 @@ class Company(NamedTuple):
             assert timeless(done[number]) == self.alone(request), f"request {number}: {request}"
 
     def check_together(self, asked: Sequence[Request], sizes: dict[str, Any], gaps: Sequence[int], enforced: bool) -> EngineState:
-        """Submitted some steps apart, each gives what it gives alone, and no page is lost. With ``enforced`` in check mode."""
+        """Submitted some steps apart, each gives what it gives alone, and no page is lost; ``enforced``: the last run is in check mode."""
         state, done = self.engine(**sizes), {}
         for request, gap in zip(asked, gaps, strict=False):
             state, _ = submit(state, request)
@@ -88,8 +89,8 @@ def requests(draw: Any, company: Company, names: Sequence[str | None]) -> Reques
     rules = [name for name, rule in verifiers.items() if rule.lossless and (sampling.greedy or name != "greedy")]
     return company.ask(
         draw(st.sampled_from(names)),
-        [*LINE[: draw(st.integers(1, 8))], *draw(st.lists(st.integers(0, VOCAB - 1), max_size=2))],
-        draw(st.integers(1, 9)),
+        [*LINE[: draw(st.integers(1, 8))], *draw(st.lists(st.integers(0, VOCAB - 1), max_size=MORE))],
+        draw(st.integers(1, MOST)),
         sampling=sampling,
         seed=draw(st.integers(0, 3)),
         k=draw(st.integers(0, 5)),
@@ -103,7 +104,7 @@ def requests(draw: Any, company: Company, names: Sequence[str | None]) -> Reques
 def sizes_of(draw: Any) -> dict[str, Any]:
     """Sizes of an engine in which the largest of ``requests`` fits, and not much more."""
     page_size = draw(st.integers(1, 5))
-    least = -(-18 // page_size)
+    least = -(-(len(LINE) + MORE + MOST - 1) // page_size)
     return {
         "page_size": page_size,
         "num_pages": least + draw(st.integers(0, least)),

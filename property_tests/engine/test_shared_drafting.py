@@ -230,9 +230,7 @@ def test_the_cache_of_another_shape_is_refused(other: dict[str, int], words: str
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(
-    st.lists(requests(COMPANY, [*GUESS, "ngram", "early_exit", "ngram+early_exit", None]), min_size=1, max_size=4), sizes_of(), GAPS, st.booleans()
-)
+@given(st.lists(requests(COMPANY, [*GUESS, *NAMED]), min_size=1, max_size=4), sizes_of(), GAPS, st.booleans())
 def test_a_request_drafts_what_it_drafts_alone(asked: list[Request], sizes: dict[str, Any], gaps: list[int], enforced: bool) -> None:
     """G4: tokens, log-probabilities and the counts of drafts are those of the request alone, on any pages, and no page is lost."""
     assert COMPANY.check_together(asked, sizes, gaps, enforced).drafts == ()

@@ -7,7 +7,7 @@ Keys are parted by their number alone and taken in tiles of 64, and every sum ru
 
 #define TILE 64
 #define SHARE 4 /* query heads at once that read one key head */
-#define PARTS 8 /* at most, of about 128 keys: what a team shares where there are fewer rows and heads than would keep it busy */
+#define PARTS 8 /* at most, of about 128 keys up to 1,024 and of an eighth of them beyond: a team shares them where rows and heads are few */
 #define FEW 16  /* rows up to which parts are shared; with more, one thread takes all parts of a row and head */
 
 INLINE int parts_of(int64_t count) { return count < 192 ? 1 : count >= 128 * PARTS ? PARTS : (int)((count + 64) / 128); }
@@ -22,28 +22,28 @@ INLINE void prefetch_number(const void *p, int type, int64_t i) { __builtin_pref
 
 INLINE int64_t slot_at(const attention *a, const int64_t *own, int64_t i) { return a->dense ? i : own[i]; }
 
-/* Keys first to last - 1 for G query heads of one row that read the same key head: weighed values, then each head's total weight and largest score. */
-#if defined(__AVX2__)
+/* Keys [first, end) of `all` for G query heads of one row that read the same key head. out: [G, head_dim] weighed values, [G] total weights, [G] largest scores. */
+#if defined(SPECDEC_REGISTERS)
 INLINE
 #else
 static /* one form for all, since many would take minutes to compile */
 #endif
-void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t first, int64_t count, int kv_head, int cold, float *out, float *room) {
+void few_heads(const attention *a, const int TYPE, const int G, const float *query, const int64_t *own, int64_t first, int64_t end, int64_t all, int kv_head, int cold, float *out, float *room) {
   const int size = a->head_dim, columns = (size + LANES - 1) / LANES;
   const int64_t apart = (int64_t)a->kv_heads * size, shift = (int64_t)kv_head * size;
   const void *const keys = a->keys, *const values = a->values;
   float most[SHARE], total[SHARE];
   for (int g = 0; g < G; g++) most[g] = -INFINITY, total[g] = 0.0f;
   memset(out, 0, sizeof(float) * G * size);
-  for (int64_t begin = first; begin < count; begin += TILE) {
-    const int some = count - begin < TILE ? (int)(count - begin) : TILE;
+  for (int64_t begin = first; begin < end; begin += TILE) {
+    const int some = end - begin < TILE ? (int)(end - begin) : TILE;
     float *weight = room; /* [G, TILE] */
     int64_t at[TILE];
     for (int i = 0; i < TILE; i++) at[i] = slot_at(a, own, begin + (i < some ? i : some - 1)) * apart + shift;
-    /* The processor does not foresee rows that lie apart: the next tile is asked for while this one is worked on. */
-    const int64_t left = !cold ? 0 : count - begin - TILE < TILE ? count - begin - TILE : TILE;
+    /* The processor does not foresee rows that lie apart: the next tile, of the next part too, is asked for while this one is worked on. */
+    const int64_t left = !cold ? 0 : all - begin - some < TILE ? all - begin - some : TILE;
     for (int64_t i = 0; i < left; i++) {
-      const int64_t next = slot_at(a, own, begin + TILE + i) * apart + shift;
+      const int64_t next = slot_at(a, own, begin + some + i) * apart + shift;
       for (int c = 0; c < size; c += TYPE == AS_F32 ? 16 : 32) prefetch_number(keys, TYPE, next + c), prefetch_number(values, TYPE, next + c);
     }
     for (int i = 0; i < some; i += 4) {
@@ -118,8 +118,8 @@ UNROLL
   for (int g = 0; g < G; g++) out[G * size + g] = total[g], out[G * size + G + g] = most[g];
 }
 
-#if defined(__AVX2__)
-#define HEADS(TYPE, G) few_heads(a, TYPE, G, query, own, low, high, kv_head, cold, out, room)
+#if defined(SPECDEC_REGISTERS)
+#define HEADS(TYPE, G) few_heads(a, TYPE, G, query, own, low, high, a->counts[row], kv_head, cold, out, room)
 #define GROUPS(TYPE) \
   switch (g) { \
     case 1: HEADS(TYPE, 1); break; \
@@ -130,10 +130,10 @@ UNROLL
 #define ALL_GROUPS \
   if (a->type == AS_F32) { GROUPS(AS_F32) } else if (a->type == AS_BF16) { GROUPS(AS_BF16) } else { GROUPS(AS_F16) }
 #else
-#define ALL_GROUPS few_heads(a, a->type, g, query, own, low, high, kv_head, cold, out, room);
+#define ALL_GROUPS few_heads(a, a->type, g, query, own, low, high, a->counts[row], kv_head, cold, out, room);
 #endif
 
-/* What all heads of a key head make of one part: few_heads' results, SHARE heads at a time. */
+/* What all heads of a key head make of one part: few_heads' results for the first SHARE heads, then for the next, and so on. */
 static void one_part(const attention *a, int row, int kv_head, int part, int cold, float *out, float *query, float *room) {
   const int of = a->heads / a->kv_heads, size = a->head_dim, parts = parts_of(a->counts[row]);
   const int64_t *own = a->dense ? NULL : a->slots + a->starts[row];
@@ -175,12 +175,12 @@ int specdec_attend(const attention *a) {
   for (int r = 0; r < a->rows; r++) parts = parts_of(a->counts[r]) > parts ? parts_of(a->counts[r]) : parts;
   const int64_t width = (int64_t)a->kv_heads * a->head_dim, apart = ((int64_t)of * (a->head_dim + 2) + LANES - 1) / LANES * LANES;
   const int64_t own = SHARE * (a->head_dim + TILE) + 3 * LANES + (few ? 0 : parts * apart), shared = few ? (int64_t)a->rows * a->kv_heads * parts * apart : 0;
-  float *memory = malloc((size_t)((own * a->threads + shared + LANES) * 4));
+  float *const memory = malloc((size_t)((own * a->threads + shared + LANES) * 4));
   if (!memory) return 1;
-  float *const results = memory + own * a->threads;
+  float *const base = (float *)(((uintptr_t)memory + 63) & ~(uintptr_t)63), *const results = base + own * a->threads; /* no two threads write one line */
 #pragma omp parallel num_threads(a->threads)
   {
-    float *const query = memory + own * omp_get_thread_num(), *const room = query + SHARE * a->head_dim, *const mine = room + SHARE * TILE + 3 * LANES;
+    float *const query = base + own * omp_get_thread_num(), *const room = query + SHARE * a->head_dim, *const mine = room + SHARE * TILE + 3 * LANES;
     int low, high;
     share(a->rows, 1, &low, &high);
     for (int r = low; r < high; r++)
@@ -194,11 +194,11 @@ int specdec_attend(const attention *a) {
     share(few ? items * parts : items, 1, &low, &high);
     for (int item = low; item < high; item++) {
       const int row = item % a->rows, place = item / a->rows, known = item > low && row && (a->dense || a->starts[row] == a->starts[row - 1]);
-      const int count = parts_of(a->counts[row]);
+      const int own_parts = parts_of(a->counts[row]); /* place: a key head, or where parts are shared a key head and a part */
       if (few) {
-        if (place % parts < count) one_part(a, row, place / parts, place % parts, !known, results + item * apart, query, room);
+        if (place % parts < own_parts) one_part(a, row, place / parts, place % parts, !known, results + item * apart, query, room);
       } else {
-        for (int part = 0; part < count; part++) one_part(a, row, place, part, !known, mine + part * apart, query, room);
+        for (int part = 0; part < own_parts; part++) one_part(a, row, place, part, !known, mine + part * apart, query, room);
         join(a, row, place, mine, apart);
       }
     }

@@ -1,7 +1,7 @@
 #include "rows.h"
 #include "team.h"
 
-#if defined(__AVX2__)
+#if defined(SPECDEC_REGISTERS)
 #define MANY(AT, K, R, S) AT(K, 1, R) AT(K, 2, R) AT(K, 3, R) AT(K, 4, S) AT(K, 5, S) AT(K, 6, S) AT(K, 7, 2) AT(K, 8, 2)
 #else /* an array in place of registers: longer code would only take longer to compile */
 #define MANY(AT, K, R, S) AT(K, 1, 2) AT(K, 4, 2)
@@ -43,7 +43,7 @@ void multiply(const matrix *w, const prepared *in, float *y, int64_t ldy, int ro
   const float *const x = in->x;
   const int64_t ldx = in->ldx;
   const whole_rows *const q = &in->q;
-#if defined(__AVX2__)
+#if defined(SPECDEC_REGISTERS)
   const int most = w->whole || w->kind == F32 || w->kind == BF16 || w->kind == INT8 ? 8 : 4;
 #else
   const int most = 4;

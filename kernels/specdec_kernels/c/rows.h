@@ -22,8 +22,8 @@ A product sums four neighbours of the 64 into each of sixteen lanes. INT8 and Q8
 then the second, as the low and the high half of a block's bytes give them. INT4: its groups are pairs, the first half low and the second high. */
 typedef struct {
   int8_t *codes;   /* [rows, pairs, 64]; Q8_0: 128 is added to each, since its weights are signed */
-  float *scales;   /* [rows, pairs, 16]: the scale of the group that a lane sums */
-  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0; INT4: [rows, pairs] float32, scaled sums, at the front;
+  float *scales;   /* [rows, pairs, 16]: the scale of the group that a lane sums; INT4: lane 0 alone, for all */
+  int32_t *sums;   /* [rows, pairs, 16]: in one lane of each group the sum of its codes, else 0; Q8_0: nothing; INT4: [rows, pairs] float32, scaled sums, at the front;
                       INT8: at the first pair of each scale, what every lane sums of its codes times -128 */
 } whole_rows;
 
@@ -62,7 +62,7 @@ INLINE void prefetch_row(const uint8_t *row, int64_t at) { __builtin_prefetch(ro
 /* The sums of a tile of R weight rows from r on, of which `own` are wanted, and M rows to their places; four at a time, since adding up lanes takes
 as long as dozens of products. */
 INLINE void put(const int kind, const int M, const int R, const matrix *w, vec sum[4][8], float *y, int64_t ld, int r, int own) {
-  float total[36];
+  float total[32]; /* 4 rows times 8 */
 UNROLL
   for (int i = 0; i < (R * M + 3) / 4; i++) {
     vec four[4];
@@ -145,7 +145,7 @@ INLINE __m512i pair_codes(const int kind, const uint8_t *a, const uint8_t *b) {
 INLINE vec pair_numbers(const int kind, const uint8_t *a, const uint8_t *b, int at) {
   uint16_t one, two;
   memcpy(&one, a + at, 2), memcpy(&two, b + at, 2);
-  __m512 both = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128(one | two << 16)));
+  __m512 both = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128((int)(one | (uint32_t)two << 16))));
   const __m512i lanes = kind == Q8_0 ? _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0)
                                      : _mm512_set_epi32(1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0);
   return _mm512_permutexvar_ps(lanes, both);
@@ -305,7 +305,8 @@ INLINE void whole_tile(const int kind, const int M, const int R, const matrix *w
           if (g % 2 == 0) sum[m] = fmaf(w->scales[(int64_t)(r + a) * 2 * pairs + pairs + g / 2], ((const float *)x->sums)[(int64_t)m * pairs * LANES + g / 2], sum[m]);
           continue;
         }
-        sum[m] = fmaf(fmaf((float)dot, scale, offset * (float)x->sums[at * LANES + lane]), x->scales[at * LANES + lane], sum[m]);
+        const float shift = kind == Q4_1 ? offset * (float)x->sums[at * LANES + lane] : 0.0f;
+        sum[m] = fmaf(fmaf((float)dot, scale, shift), x->scales[at * LANES + lane], sum[m]);
       }
     }
     for (int m = 0; m < M; m++) y[m * ldy + r + a] = kind == INT8 ? sum[m] * w->scales[r + a] : sum[m];

@@ -9,8 +9,14 @@ Sums run over the same lanes in the same order on all of them, and every multipl
 #include <string.h>
 
 #define LANES 16
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define SPECDEC_AVX512
+#endif
+#if defined(SPECDEC_AVX512) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#define SPECDEC_REGISTERS
+#endif
 /* Loops over rows and columns of a tile are laid out where the tile fits into registers; elsewhere that only takes long to compile. */
-#if defined(__AVX2__)
+#if defined(SPECDEC_REGISTERS)
 #define UNROLL _Pragma("GCC unroll 8")
 #else
 #define UNROLL
@@ -60,7 +66,7 @@ INLINE uint16_t float_to_half(float value) {
   return (uint16_t)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(SPECDEC_AVX512)
 #include <immintrin.h>
 #define SPECDEC_ISA "avx512"
 typedef __m512 vec;
@@ -105,7 +111,7 @@ INLINE vec v_silent(vec x, vec y) {
 }
 INLINE __m256 v_low(vec a) { return _mm512_castps512_ps256(a); }
 INLINE __m256 v_high(vec a) { return _mm512_extractf32x8_ps(a, 1); }
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(SPECDEC_REGISTERS)
 #include <immintrin.h>
 #define SPECDEC_ISA "avx2"
 typedef struct { __m256 low, high; } vec;
@@ -196,7 +202,7 @@ INLINE vec v_from_i8(const int8_t *p) { EACH((float)p[l]); }
 INLINE vec v_from_nibbles(const uint8_t *p, int high) { EACH((float)(high ? p[l] >> 4 : p[l] & 15)); }
 #endif
 
-#if defined(__AVX2__)
+#if defined(SPECDEC_REGISTERS)
 /* Halves are added to halves: 16, 8, 4, 2, 1. */
 INLINE float v_sum(vec a) {
   __m256 eight = _mm256_add_ps(v_low(a), v_high(a));
@@ -213,7 +219,7 @@ INLINE float v_sum(vec a) {
 #endif
 
 /* Four of them at once, each as v_sum adds it. */
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(SPECDEC_AVX512)
 INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
   const vec ab = v_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); /* the eights of both, side by side */
   const vec cd = v_add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
@@ -222,7 +228,7 @@ INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
   const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
 }
-#elif defined(__AVX2__)
+#elif defined(SPECDEC_REGISTERS)
 INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
   __m256 e = _mm256_add_ps(v_low(a), v_high(a)), f = _mm256_add_ps(v_low(b), v_high(b));
   __m256 g = _mm256_add_ps(v_low(c), v_high(c)), h = _mm256_add_ps(v_low(d), v_high(d));
@@ -240,7 +246,7 @@ INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) {
 INLINE void v_four_sums(vec a, vec b, vec c, vec d, float *out) { out[0] = v_sum(a), out[1] = v_sum(b), out[2] = v_sum(c), out[3] = v_sum(d); }
 #endif
 
-#if defined(__AVX2__)
+#if defined(SPECDEC_REGISTERS)
 INLINE float v_most(vec a) {
   __m256 eight = _mm256_max_ps(v_low(a), v_high(a));
   __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
