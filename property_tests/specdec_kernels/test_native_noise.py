@@ -78,6 +78,7 @@ def test_refusals() -> None:
         race_uniform(torch.tensor([0, 0]), 1, impl="c")
     with pytest.raises(ValueError, match="impl is 'native', and the library cannot run here"):
         race_uniform(torch.zeros(2, dtype=torch.int64, device="meta"), 1, impl="native")
-    for keys, received in ((torch.zeros(2, 2, dtype=torch.int32), r"torch.int32 \[2, 2\]"), (torch.zeros(3, dtype=torch.int64), r"torch.int64 \[3\]")):
+    wrong = ((torch.zeros(2, 2, dtype=torch.int32), r"torch.int32 \[2, 2\]"), (torch.zeros(3, dtype=torch.int64), r"torch.int64 \[3\]"))
+    for keys, received in wrong:
         with pytest.raises(ValueError, match=f"keys are {received}; expected int64"):
             race_uniform(keys, 1)
