@@ -121,17 +121,18 @@ def fold_in(key: Key, data: int | Int[Tensor, "..."]) -> Key:
         if not 0 <= number <= MASK:
             raise ValueError(f"data is {number}; expected an integer in [0, 2**32)")
         if _is_few(key, 1):
-            key0, key1 = key.words.tolist()
-            return _key(*threefry2x32_few(key0, key1, [number])[0])
+            return _key(*_few(key, [number])[0])
         data = torch.tensor(number, dtype=torch.int64, device=key.words.device)
     elif data.is_floating_point() or data.is_complex() or data.dtype is torch.bool:
         raise TypeError(f"data has dtype {data.dtype}; expected integers in [0, 2**32)")
+    elif _is_few(key, data.numel()) and data.device.type == "cpu" and not _is_traced(data):
+        numbers = data.flatten().tolist()
+        if numbers and not (min(numbers) >= 0 and max(numbers) <= MASK):
+            raise ValueError(f"data spans {min(numbers)} to {max(numbers)}; expected integers in [0, 2**32)")
+        return Key(torch.tensor(_few(key, numbers), dtype=torch.int64).reshape((*data.shape, 2)))
     elif not _is_traced(data) and data.numel() and not (int(data.min()) >= 0 and int(data.max()) <= MASK):
         raise ValueError(f"data spans {int(data.min())} to {int(data.max())}; expected integers in [0, 2**32)")
     data = data.to(torch.int64)
-    if _is_few(key, data.numel()) and data.device.type == "cpu" and not _is_traced(data):
-        key0, key1 = key.words.tolist()
-        return Key(torch.tensor(threefry2x32_few(key0, key1, data.flatten().tolist()), dtype=torch.int64).reshape((*data.shape, 2)))
     return Key(torch.stack(threefry2x32(key.words[..., 0], key.words[..., 1], torch.zeros_like(data), data), dim=-1))
 
 
@@ -172,7 +173,7 @@ def uniform(key: Key, shape: Sequence[int] = (), dtype: torch.dtype = torch.floa
         raise ValueError(f"dtype is {dtype}; expected torch.float64 or torch.float32")
     shape = tuple(shape)
     if all(size >= 0 for size in shape) and _is_few(key, math.prod(shape)):
-        words = _few_blocks(key, math.prod(shape))
+        words = _few(key, range(math.prod(shape)))
         wide = dtype is torch.float64
         values = [((w0 << 32 | w1) >> 11) * 2.0**-53 if wide else ((w0 ^ w1) >> 8) * 2.0**-24 for w0, w1 in words]
         return torch.tensor(values, dtype=dtype, device=key.words.device).reshape(shape)
@@ -184,15 +185,15 @@ def uniform(key: Key, shape: Sequence[int] = (), dtype: torch.dtype = torch.floa
 def _blocks(key: Key, count: int) -> tuple[Tensor, Tensor]:
     """The two words of blocks 0 to count - 1 under each key: int64 of shape key.shape + (count,)."""
     if _is_few(key, count):
-        words = torch.tensor(_few_blocks(key, count), dtype=torch.int64, device=key.words.device).reshape(count, 2)
+        words = torch.tensor(_few(key, range(count)), dtype=torch.int64, device=key.words.device).reshape(count, 2)
         return words[:, 0], words[:, 1]
     index = torch.arange(count, dtype=torch.int64, device=key.words.device)
     return threefry2x32(key.words[..., 0, None], key.words[..., 1, None], index >> 32, index & MASK)
 
 
-def _few_blocks(key: Key, count: int) -> list[tuple[int, int]]:
+def _few(key: Key, counters: Sequence[int]) -> list[tuple[int, int]]:
     key0, key1 = key.words.tolist()
-    return threefry2x32_few(key0, key1, range(count))
+    return threefry2x32_few(key0, key1, counters)
 
 
 def _key(word0: int, word1: int) -> Key:
