@@ -29,6 +29,7 @@ FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fopenmp"
 TARGETS = ("native", "avx2", "portable")
 OPTIONS = {"native": ("-march=native",), "avx2": ("-mavx2", "-mfma", "-mf16c"), "portable": ("-O2",)}.items()
 PATIENCE = 300.0  # seconds after which a compiler is given up
+NICE = 10  # whoever reads the weights meanwhile comes first
 
 
 class _Build:
@@ -267,6 +268,8 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 if __name__ == "__main__":  # the process that ``_built_apart`` starts
+    if hasattr(os, "nice"):
+        os.nice(NICE)
     try:
         _build(_compiler(), Path(sys.argv[1]), "native", Path(sys.argv[2]) if sys.argv[2] else None)
     except (OSError, ValueError, subprocess.SubprocessError) as problem:

@@ -54,7 +54,9 @@ void multiply(const matrix *w, const prepared *in, float *y, int64_t ldy, int ro
   for (int r = low; r < high; r += band) {
     const int end = r + band < high ? r + band : high;
     for (int m = 0, some; m < rows; m += some) {
-      some = rows - m >= most ? most : most == 8 ? rows - m : 1;
+      const int left = rows - m, tiles = (left + 7) / 8;
+      some = left >= most ? most : most == 8 ? left : 1;
+      if (w->kind == F32 && most == 8) some = (left + tiles - 1) / tiles; /* 6 and 5 in place of 8 and 3: a tile of 8 rows reads x too often */
       if (w->whole) {
         const whole_rows part = {q->codes + m * pairs * 64, q->scales + m * pairs * LANES, q->sums + m * pairs * LANES};
         by_whole[w->kind](w, &part, y + m * ldy, ldy, some, r, end);
