@@ -72,7 +72,7 @@ def test_the_milliseconds_of_another_machine_are_stated_and_decide_nothing(specd
     monkeypatch.setattr(module, "_measured", lambda *_: [slow])
     command = ("bench", "rows", "--variants", "int8", "--rows", "5")
     run = specdec(*command)
-    wanted = "milliseconds of 1 row is 12, reading the bytes alone 10 (6 ms is what we aim at where memory gives 26 GB/s; this machine reads 13.4 GB/s)"
+    wanted = "of 1 row is 12, reading the bytes alone 10 (6 ms is what we aim at where memory gives 26 GB/s; this machine reads 13.4 GB/s)"
     assert run.code == 0
     assert wanted in run.out
     assert run.out.count("gate: ") == 1
