@@ -86,12 +86,13 @@ def load(
     path = _locate(name_or_path)
     if kind == FILE and path.is_dir():
         raise ValueError(f"quantize is {kind!r} and {path} is a folder of float weights; expected a GGUF file, or a kind such as 'q4_0'")
-    native.begin()  # compiled while the weights are read, so that few passes go without it
     read = _from_folder if path.is_dir() else _from_gguf
     try:
-        return read(path, numbers, place, kind)
+        made = read(path, numbers, place, kind)
     except OSError as error:
         raise ValueError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+    native.begin()  # only now: a compiler beside the reading would keep the first answer waiting
+    return made
 
 
 class _Source(NamedTuple):

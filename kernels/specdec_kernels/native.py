@@ -29,7 +29,7 @@ FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fopenmp"
 TARGETS = ("native", "avx2", "portable")
 OPTIONS = {"native": ("-march=native",), "avx2": ("-mavx2", "-mfma", "-mf16c"), "portable": ("-O2",)}.items()
 PATIENCE = 300.0  # seconds after which a compiler is given up
-NICE = 10  # whoever reads the weights meanwhile comes first
+NICE = 5  # whoever decodes meanwhile comes first, but a long answer does not keep the build from its end
 
 
 class _Build:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specdec_fn.cli import options as o
+from specdec_fn.cli.status import Status
 
 __all__ = ["demo"]
 
@@ -46,9 +47,13 @@ def demo(
     """Answer a quoting prompt and a prose prompt, plainly and then speculatively, with their figures."""
     from rich.console import CONSOLE_SVG_FORMAT, Console
 
+    from specdec_kernels import native
+
     if svg is not None and not svg.parent.is_dir():
         raise ValueError(f"--svg is {str(svg)!r}; expected a file in a folder that exists")
     target, tokenizer = o.load_model(model)
+    with Status("compiling the C kernels, which is done once"):  # what is timed must not change in the middle
+        native.wait()
     stage = Stage(Console(quiet=json_), Console(record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor"))
     results = [_play(stage, target, tokenizer, scene, k, seed, max_tokens) for scene in SCENES]
     exact = _exactness(stage)
