@@ -41,8 +41,9 @@ def samples() -> Iterator[Sample]:
 
 
 def library() -> Iterator[Sample]:
-    for function in (native.begin, native.ready, native.loaded, native.library, native.wait, native.status, native.build):
+    for function in (native.begin, native.ready, native.library, native.wait, native.status, native.build):
         yield Sample(function, call)
+    yield Sample(native.loaded, call)
     yield Sample(native.build, lambda: call(target="vax"), ValueError)
     yield Sample(untraced, lambda: call(table(2)))
     for impl in ("torch", "native"):
