@@ -8,6 +8,8 @@ The generator is that of specdec_kernels.threefry, in 32-bit lanes: these are it
 typedef uint32_t words __attribute__((vector_size(4 * COUNT)));
 typedef double reals __attribute__((vector_size(8 * COUNT)));
 
+static const int by[8] = {13, 15, 26, 6, 17, 29, 16, 24}; /* bits that a round turns its second word by */
+
 INLINE words turned(words x, int by) { return x << by | x >> (32 - by); }
 
 /* What is added to both words before and between the rounds, every four of them. Spread over the lanes in memory, since otherwise each block would
@@ -25,7 +27,6 @@ static schedule schedule_of(const int64_t *key) {
 
 /* Blocks [low, high) of a row. */
 static __attribute__((noinline)) void some_blocks(const schedule *s, int64_t low, int64_t high, int64_t columns, double sign, double *out) {
-  static const int by[8] = {13, 15, 26, 6, 17, 29, 16, 24};
   const words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const double large = sign * 0x1p-32, small = sign * 0x1p-64;
   for (int64_t block = low; block < high; block++) {
@@ -42,7 +43,6 @@ static __attribute__((noinline)) void some_blocks(const schedule *s, int64_t low
 
 /* out[i] = the two words of counter (0, counters[i]) under one key. */
 int specdec_threefry(const int64_t *key, const int64_t *counters, int64_t *out, int64_t count) {
-  static const int by[8] = {13, 15, 26, 6, 17, 29, 16, 24};
   const uint32_t k0 = (uint32_t)key[0], k1 = (uint32_t)key[1], all[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDA};
   for (int64_t n = 0; n < count; n++) {
     uint32_t x0 = k0, x1 = (uint32_t)counters[n] + k1;
