@@ -116,7 +116,7 @@ def test_without_a_command_the_help_is_shown(specdec: Specdec, command: tuple[st
 
 
 def test_a_bad_command_is_refused(specdec: Specdec) -> None:
-    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, prove, audit, demo, roofline, ladder, bench")
+    refused(specdec("gnerate", "Hello"), "'gnerate'", "generate, chat, serve, prove, audit, demo, roofline, trace, ladder, bench")
     refused(specdec("bench", "everything"), "'everything'", "quoting, prose")
     refused(specdec("generate"), "'prompt'")
     refused(specdec("prove", "--quick", "--deep"), "--quick", "--deep")

@@ -35,6 +35,7 @@ from specdec_fn.speculate import verifiers
 from . import (
     purity_samples,
     purity_samples_engine,
+    purity_samples_explain,
     purity_samples_kernels,
     purity_samples_native,
     purity_samples_proposers,
@@ -283,6 +284,7 @@ STAND_INS = types.MappingProxyType({name_of(pytree.checking): put_while_checking
 FILES = (
     purity_samples,
     purity_samples_engine,
+    purity_samples_explain,
     purity_samples_kernels,
     purity_samples_native,
     purity_samples_proposers,

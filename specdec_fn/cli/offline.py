@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdec_fn.engine import EngineState, Request
     from specdec_fn.sampling import SamplingParams
 
-__all__ = ["Defaults", "Shape", "offline"]
+__all__ = ["Defaults", "Shape", "offline", "pages_for"]
 
 BATCH, PAGE_SIZE, CHUNK = 16, 16, 256
 CACHE = 2**30  # bytes of keys and values, unless --pages says otherwise
@@ -120,12 +120,12 @@ def _engine(model: Any, tokenizer: Any, shape: Shape, defaults: Defaults) -> "En
     from specdec_fn.engine import Config, init
 
     batch, page_size = shape.batch or BATCH, shape.page_size or PAGE_SIZE
-    pages = shape.pages or _pages(model, batch, page_size)
+    pages = shape.pages or pages_for(model, batch, page_size)
     # How requests speculate is said by each: one that draws at temperature 0 under "greedy" is no setting of an engine.
     return init(model, Config(page_size, pages, batch, shape.chunk or CHUNK, invariant=defaults.invariant), tokenizer)
 
 
-def _pages(model: Any, batch: int, page_size: int) -> int:
+def pages_for(model: Any, batch: int, page_size: int) -> int:
     """Enough for a whole batch to fill the model's context, or as many as fit into ``CACHE``."""
     from specdec_fn.models.model import parameter
 

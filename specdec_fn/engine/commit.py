@@ -13,6 +13,7 @@ from specdec_fn.engine.verify import Judgement
 from specdec_fn.kv import store, table
 from specdec_fn.pytree import donates
 from specdec_fn.schedule import Done
+from specdec_fn.speculate.explain import cut_at
 
 __all__ = ["committed"]
 
@@ -67,7 +68,8 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done | None]:
         return record, Event(lane.id, [], [], None), Done(lane, filled=_filled(record))
     feeding, cut = ending.feed(record.ending, one.tokens)
     size, run = cut.size, record.run
-    one = one._replace(tokens=one.tokens[:size], kinds=one.kinds[:size], logprobs=one.logprobs[:size])
+    why = None if one.why is None else cut_at(one.why, size)
+    one = one._replace(tokens=one.tokens[:size], kinds=one.kinds[:size], logprobs=one.logprobs[:size], why=why)
     kept = min(0 if judgement.kept is None else judgement.kept.shape[0] - 1, size)
     grown, refused = (record.grammar, None) if cut.finish_reason else _grown(record, one.tokens)
     error = None if cut.finish_reason else judgement.error or refused
@@ -83,7 +85,16 @@ def _settled(judgement: Judgement) -> tuple[Record, Event, Done | None]:
         drafted=min(record.drafted, lane.stop + kept),
     )
     generation = None if reason is None else _generation(record, reason, error)
-    event = Event(lane.id, one.tokens, one.logprobs, reason, text=cut.text, kinds=one.kinds, generation=generation)
+    likeliest = list(judgement.likeliest[:size]) if record.request.logprobs else None
+    event = Event(
+        *(lane.id, one.tokens, one.logprobs, reason),
+        text=cut.text,
+        kinds=one.kinds,
+        generation=generation,
+        why=why,
+        likeliest=likeliest,
+        proposed=one.proposed,
+    )
     return record, event, Done(lane, kept, tuple(one.tokens), reason is not None, _filled(record))
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from specdec_fn.engine.generation import Generation
+from specdec_fn.speculate.explain import Explained
 
 __all__ = ["Event"]
 
@@ -25,6 +26,9 @@ class Event(_Four):
         text: text that became final; it may lag behind the tokens.
         kinds: accepted, recovered, bonus or plain, one for each id.
         generation: the whole of it, with the last event.
+        why: how the pass's tokens came to be; None unless the request has ``explain``.
+        likeliest: for each id the ``request.logprobs`` likeliest ids there with their log-probabilities; None where none are asked for.
+        proposed: tokens that were drafted in this pass and verified.
 
     >>> request_id, tokens, logprobs, finish_reason = Event(3, [5], [-0.1], None, text="so")
     >>> request_id, Event(3, [5], [-0.1], None, text="so").text
@@ -34,6 +38,9 @@ class Event(_Four):
     text: str
     kinds: list[str]
     generation: Generation | None
+    why: Explained | None
+    likeliest: list[dict[int, float]] | None
+    proposed: int
 
     def __new__(
         cls,
@@ -45,7 +52,11 @@ class Event(_Four):
         text: str = "",
         kinds: list[str] | None = None,
         generation: Generation | None = None,
+        why: Explained | None = None,
+        likeliest: list[dict[int, float]] | None = None,
+        proposed: int = 0,
     ) -> "Event":
         made = super().__new__(cls, request_id, tokens, logprobs, finish_reason)
         made.text, made.kinds, made.generation = text, [] if kinds is None else kinds, generation
+        made.why, made.likeliest, made.proposed = why, likeliest, proposed
         return made

@@ -81,6 +81,7 @@ def speculative(
     *,
     ends: frozenset[int] = frozenset(),
     attention: Attention = CAUSAL,
+    explain: bool = False,
 ) -> Iterator[Pass]:
     """Emits ``count`` tokens in passes: propose, forward, verify, keep.
 
@@ -91,6 +92,7 @@ def speculative(
         k: most drafted nodes of a pass; it drafts ``min(k, tokens left - 1)``.
         ends: ids behind which nothing need be drafted.
         attention: how the model attends to the cache.
+        explain: say in every ``Pass.why`` how its tokens came to be.
 
     Raises:
         NoLawError: logits of NaN, or that allow nothing, where a token is needed.
@@ -116,7 +118,7 @@ def speculative(
         ids, positions = (part.to(parameter(model).device) for part in rows(run, draft))
         with torch.inference_mode():
             logits, cache = model.apply(model.params, ids, positions, run.kv, of_draft(attention, draft))
-            run, one = judged(run._replace(kv=None), draft, logits.cpu(), cache)
+            run, one = judged(run._replace(kv=None), draft, logits.cpu(), cache, explain=explain)
         yield one
         if run.lawless:
             raise NoLawError(no_law(run))

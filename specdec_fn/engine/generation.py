@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from specdec_fn.speculate.explain import Explained
+
 __all__ = ["Generation", "Pass", "Piece", "Stats", "add_pass"]
 
 
@@ -16,6 +18,7 @@ class Pass(NamedTuple):
         logprobs: for each, the log softmax of the unprocessed logits at its prefix, in nats.
         proposed: drafted tokens that were verified; the nodes, if the draft was a tree.
         depth: the most of them that one path could keep; None where that is all of them.
+        why: how the tokens came to be, where that was asked for.
     """
 
     tokens: list[int]
@@ -23,6 +26,7 @@ class Pass(NamedTuple):
     logprobs: list[float]
     proposed: int
     depth: int | None = None
+    why: Explained | None = None
 
 
 class Piece(NamedTuple):

@@ -1,9 +1,9 @@
 """The engine's steps through captured ones: which buckets there are, which passes fit one, and how such a pass is run.
 
 Captured steps are a value that is made once and handed to ``step`` beside the model. A pass fits where every request in it decodes with nothing but
-what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, invariant mode) is taken as without graphs. ``counters.captured`` counts
-those that fit. The tokens are decided by the same rules from the same random words either way; the logits may differ in their last bits, as they do
-with the number of rows.
+what ``decode`` knows; any other pass (prompts, trees, penalties, grammars, explained requests, invariant mode) is taken as without graphs.
+``counters.captured`` counts those that fit. The tokens are decided by the same rules from the same random words either way; the logits may differ in
+their last bits, as they do with the number of rows.
 
 On a GPU the whole step is one graph, in which a row of padding costs as good as nothing. On a CPU every row costs: the model runs as it does without
 graphs, over the rows that there are, what follows it is compiled (laws, decisions, log-probabilities), and a pass that would fill its bucket by
@@ -136,7 +136,7 @@ def _plain(one: Proposal) -> bool:
     known = SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
     if one.error is not None or one.draft is None or one.draft.parents is not None or one.lane.stop - one.lane.start != 1:
         return False
-    if request.constraint is not None or request.logprobs or wanted(one) != 1 + len(drafted_ids(one)):
+    if request.constraint is not None or request.logprobs or request.explain or wanted(one) != 1 + len(drafted_ids(one)):
         return False
     return params == known and one.record.controls.mask is None
 

@@ -92,6 +92,7 @@ class Request:
         prompt_logprobs: report the log-probability of every prompt token after the first; such a request does not read the prefix cache.
         constraint: a grammar; any tuple ``(init, mask, advance)`` will do.
         salt: requests share cached prefixes only under equal salts.
+        explain: say with every event how its tokens came to be: p, q and the uniforms that decided.
 
     Raises:
         TypeError, ValueError: a setting out of range. What needs the model is checked by ``submit``.
@@ -117,6 +118,7 @@ class Request:
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
     salt: bytes = b""
+    explain: bool = False
 
     def __post_init__(self) -> None:
         _keep(self, "max_tokens", least=1)
@@ -127,7 +129,7 @@ class Request:
         _keep(self, "logprobs", least=0)
         if not isinstance(self.salt, bytes):
             raise TypeError(f"salt is {self.salt!r:.80}; expected bytes")
-        for name in ("ignore_eos", "prompt_logprobs"):
+        for name in ("ignore_eos", "prompt_logprobs", "explain"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; expected True or False")
         given: Any = self.constraint

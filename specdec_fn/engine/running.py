@@ -17,6 +17,7 @@ from specdec_fn.pytree import donates
 from specdec_fn.random import Key
 from specdec_fn.speculate import Draft, Proposer, Verifier, tree
 from specdec_fn.speculate.draft import first
+from specdec_fn.speculate.explain import explained
 from specdec_fn.speculate.verifier import check_draft
 from specdec_fn.typing import Float, Int, Tensor
 
@@ -115,7 +116,7 @@ def rows(run: Running, draft: Draft) -> tuple[Int[Tensor, "rows"], Int[Tensor, "
 
 
 @donates("kv")
-def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: dense.DenseCache) -> tuple[Running, Pass]:
+def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: dense.DenseCache, *, explain: bool = False) -> tuple[Running, Pass]:
     """Verifies the draft against the logits of its pass and commits what is emitted. DONATES the cache.
 
     Args:
@@ -123,6 +124,7 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
         draft: what ``drafted`` gave.
         logits: of the rows of the pass.
         kv: the cache as the forward returned it.
+        explain: as in ``decided``.
 
     Returns:
         The sequence after the pass, and the pass; its last token is missing where the row that had to decide was no law.
@@ -140,12 +142,13 @@ def judged(run: Running, draft: Draft, logits: Float[Tensor, "rows vocab"], kv: 
     ([2, 1], (0, 2, 1), 2)
     """
     assert run.law is not None, "a sequence of its own makes its own laws"
-    run, one, kept = decided(run, draft, run.law(logits, run.tokens[run.prompt :], draft.tokens.tolist(), draft.parents), logits)
+    laws = run.law(logits, run.tokens[run.prompt :], draft.tokens.tolist(), draft.parents)
+    run, one, kept = decided(run, draft, laws, logits, explain=explain)
     return run._replace(kv=branching.keep(kv, kept)), one
 
 
 def decided(
-    run: Running, draft: Draft, probs: Float[Tensor, "rows vocab"], logits: Float[Tensor, "rows vocab"]
+    run: Running, draft: Draft, probs: Float[Tensor, "rows vocab"], logits: Float[Tensor, "rows vocab"], *, explain: bool = False
 ) -> tuple[Running, Pass, Int[Tensor, "kept"]]:
     """The decision of a pass, wherever its keys and values lie.
 
@@ -153,6 +156,7 @@ def decided(
         draft: what ``drafted`` gave.
         probs: the target laws of the rows of the pass.
         logits: what they were made from; the log-probabilities are theirs.
+        explain: say in ``Pass.why`` how the tokens came to be.
 
     Returns:
         The sequence after the pass, the pass, and the rows whose keys and values stay: 0, and those of the accepted nodes.
@@ -173,7 +177,11 @@ def decided(
     kept = torch.nn.functional.pad(verdict.path[:accepted] + 1, (1, 0))
     rows = (logits[: accepted + 1] if draft.parents is None else logits[kept]).to(torch.float64)  # of a chain they are the first: a view
     chosen = rows[torch.arange(accepted + 1), torch.tensor(emitted, dtype=torch.int64)]
-    return *settled(run, draft, emitted, int(verdict.path[accepted - 1]) if accepted else -1, (chosen - rows.logsumexp(-1)).tolist()), kept
+    last = int(verdict.path[accepted - 1]) if accepted else -1
+    after, one = settled(run, draft, emitted, last, (chosen - rows.logsumexp(-1)).tolist())
+    if explain:
+        one = one._replace(why=explained(run.verifier, tape, probs, draft, verdict, base=len(run.tokens)))
+    return after, one, kept
 
 
 def settled(run: Running, draft: Draft, emitted: Sequence[int], last: int, logprobs: Sequence[float]) -> tuple[Running, Pass]:
@@ -187,7 +195,7 @@ def settled(run: Running, draft: Draft, emitted: Sequence[int], last: int, logpr
 
     >>> run = Running(None, None, (4, 5), 2, 3, None, None, 9, (), None)
     >>> settled(run, Draft(torch.tensor([7]), None, torch.tensor(1)), [7, 8], 0, [-0.5, -0.25])[1]
-    Pass(tokens=[7, 8], kinds=['accepted', 'bonus'], logprobs=[-0.5, -0.25], proposed=1, depth=None)
+    Pass(tokens=[7, 8], kinds=['accepted', 'bonus'], logprobs=[-0.5, -0.25], proposed=1, depth=None, why=None)
     """
     parents, proposed, accepted = tree.parents_of(draft), draft.tokens.shape[0], len(emitted) - 1
     lawless = emitted[-1] < 0  # the accepted tokens stand, and may end the generation before the missing law is needed

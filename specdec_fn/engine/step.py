@@ -1,6 +1,7 @@
 """One step of the engine in five lines: plan, propose, forward, verify, commit. State in, state out; what happened is the second result."""
 
 import dataclasses
+from collections.abc import Callable
 
 from specdec_fn import schedule
 from specdec_fn.engine.commit import committed
@@ -21,13 +22,17 @@ __all__ = ["planned", "run", "step"]
 
 
 @donates("state")
-def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> tuple[EngineState, list[Event]]:
+def step(
+    model: Model, state: EngineState, *, graphs: Graphs | None = None, lap: Callable[[str], None] | None = None
+) -> tuple[EngineState, list[Event]]:
     """Serves every request that the plan has room for with one forward of the model. DONATES the pools of keys and values.
 
     Args:
         model: the one that ``init`` was given.
         state: given up: step its result, or ``clone`` it first.
         graphs: captured steps, which passes that fit one are taken through.
+        lap: called after each part with its name: "plan", "propose", "forward", "verify", "commit"; in a captured step "forward" is both it and
+            "verify", which is not called. Whoever wants to time the parts brings a clock.
 
     Returns:
         The state, and the events: ``(request_id, tokens, logprobs, finish_reason | None)`` of each request that got tokens or ended.
@@ -50,15 +55,23 @@ def step(model: Model, state: EngineState, *, graphs: Graphs | None = None) -> t
     _check(model, state)
     if graphs is not None and not isinstance(graphs, Graphs):
         raise TypeError(f"graphs is {graphs!r:.80}; expected what engine.graphs.graphs gives, or None")
+    lap = _nothing if lap is None else lap
     state, plan = planned(state)
+    lap("plan")
     state, proposals = proposed(state, plan)
+    lap("propose")
     bucket = None if graphs is None else fitting(graphs, state, proposals)
     if graphs is not None and bucket is not None:
         state, judgements = decoded(model, graphs, bucket, state, proposals)
+        lap("forward")
     else:
         state, logits = forwarded(model, state, proposals)
+        lap("forward")
         judgements = verified(state, proposals, logits)
-    return committed(state, judgements)
+        lap("verify")
+    state, events = committed(state, judgements)
+    lap("commit")
+    return state, events
 
 
 @donates("state")
@@ -120,6 +133,10 @@ def planned(state: EngineState) -> tuple[EngineState, Plan]:
             counters = counters._replace(prompted=counters.prompted + len(entry.tokens), cached=counters.cached + entry.hit)
         records = records.insert(number, record._replace(drafted=entry.table.length))  # pages that are found hold the drafting model's keys too
     return dataclasses.replace(state, work=work, store=pools[0], drafts=tuple(pools[1:]), records=records, counters=counters), plan
+
+
+def _nothing(part: str) -> None:
+    """Nobody times the step."""
 
 
 def _check(model: Model, state: EngineState) -> None:

@@ -92,7 +92,7 @@ def _judged(state: EngineState, block: Sequence[tuple[Proposal, Tensor]]) -> lis
 def _decided(one: Proposal, logits: Tensor, probs: Tensor) -> Judgement:
     assert one.draft is not None, "only a request at its last token is decided"
     try:
-        run, emitted, kept = decided(one.record.run, one.draft, probs, logits)
+        run, emitted, kept = decided(one.record.run, one.draft, probs, logits, explain=one.record.request.explain)
         _check(emitted.tokens, kept.tolist(), *probs.shape)
     except Exception as error:
         return Judgement(one.lane, one.record, error=f"the verifier failed with {type(error).__name__}: {error}")

@@ -28,6 +28,8 @@ class Verifier(NamedTuple):
         trees: whether it takes drafts that branch.
         bias: for a rule that is not lossless, ``bias(p: [V], q: [V]) -> [V]``: the exact law of the first token minus p, for a drafted token
             of law q. Half the sum of its absolute values is the total variation. None where there is none.
+        bounds: ``bounds(tape, target_probs, draft, verdict) -> [K]``: what the uniform of each node was compared with in coming to this verdict, so
+            that u < bound accepts; NaN where the node was not judged. None for a rule that has no such numbers; ``explain`` reads it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Verifier(NamedTuple):
     verify: Callable[..., Verdict]
     trees: bool = False
     bias: Callable[[Tensor, Tensor], Tensor] | None = None
+    bounds: Callable[..., Tensor] | None = None
 
 
 def door(tape: Callable[..., Any], decide: Callable[..., Verdict], *, trees: bool = False) -> Callable[..., Verdict]:

@@ -18,7 +18,7 @@ HEIGHT = "height = torch.where(lane + 1 == length, weight[1:], F.pad(inner, (0, 
 RAW = "torch.div(*(rows.gather(1, tokens[:, None]).squeeze(1) for rows in (p, laws))).cumprod(0)"
 RETURN = "return of_chain(draft, accepted, draw(tape.final, law))"
 SHORT = """whole = (accepted == length) & (length > 0)
-    final = torch.where(whole, _row(tokens, length - 1), draw(tape.final, law))
+    final = torch.where(whole, _row(draft.tokens, length - 1), draw(tape.final, law))
     return of_chain(draft, torch.where(whole, length - 1, accepted), final)"""
 
 

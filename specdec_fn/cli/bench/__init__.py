@@ -5,12 +5,16 @@ import typer
 from specdec_fn.cli.bench.arrivals import arrivals
 from specdec_fn.cli.bench.batching import batching
 from specdec_fn.cli.bench.chunks import chunks
+from specdec_fn.cli.bench.clients import clients
 from specdec_fn.cli.bench.continuous import continuous
 from specdec_fn.cli.bench.coupled import coupled
+from specdec_fn.cli.bench.crash import crash
 from specdec_fn.cli.bench.equality import equality
 from specdec_fn.cli.bench.graphs import graphs
+from specdec_fn.cli.bench.http import http
 from specdec_fn.cli.bench.invariant import invariant
 from specdec_fn.cli.bench.lookup import lookup
+from specdec_fn.cli.bench.malformed import malformed
 from specdec_fn.cli.bench.overhead import overhead
 from specdec_fn.cli.bench.paged import paged
 from specdec_fn.cli.bench.pages import pages
@@ -55,6 +59,10 @@ COMMANDS = (
     (scheduling, "time of a decision at 1,000 requests"),
     (arrivals, "latency at a load, by choice of K (simulated)"),
     (graphs, "captured steps over eager ones"),
+    (http, "tokens a second through HTTP"),
+    (clients, "a crowd of clients, and memory"),
+    (malformed, "malformed requests, all refused"),
+    (crash, "a server killed and started again"),
     (soak, "random requests for memory and pages"),
 )
 for command, short in COMMANDS:

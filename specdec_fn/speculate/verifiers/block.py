@@ -17,11 +17,12 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import where_judged
 from specdec_fn.speculate.verdict import Verdict, of_chain
 from specdec_fn.speculate.verifier import Verifier, door
-from specdec_fn.typing import Float, Tensor
+from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["decide", "verifier"]
+__all__ = ["bounds", "decide", "verifier"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -44,9 +45,37 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     k = draft.tokens.shape[0]
     if k == 0:
         return of_chain(draft, draft.length, draw(tape.final, target_probs[0]))
+    lane = torch.arange(k, device=draft.tokens.device)
+    length, laws, weight, height = _heights(target_probs, draft, lane)
+    passed = (lane < length) & (tape.accept < height)
+    accepted = torch.where(passed, lane + 1, 0).amax()
+    p_row, q_row = _row(target_probs, accepted), _row(laws, accepted)
+    law = torch.where(accepted < length, residual(_row(weight, accepted) * p_row, q_row), p_row)
+    return of_chain(draft, accepted, draw(tape.final, law))
+
+
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+    """What each uniform was compared with: h_i of the nodes from the last accepted one on; NaN for those before it, which it decided.
+
+    >>> p = torch.tensor([[1 / 3, 2 / 3]]).expand(3, 2)
+    >>> q = torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
+    >>> tape, draft = Tape(torch.tensor([0.9, 0.9]), torch.tensor(0.0)), Draft(torch.tensor([0, 1]), q, torch.tensor(2))
+    >>> bounds(tape, p, draft, decide(tape, p, draft))
+    tensor([nan, 1.])
+    """
+    del tape
+    lane = torch.arange(draft.tokens.shape[0], device=draft.tokens.device)
+    if not lane.shape[0]:
+        return target_probs.new_empty(0)
+    length, _, _, height = _heights(target_probs, draft, lane)
+    return where_judged((lane + 1 >= verdict.accepted) & (lane < length), height)
+
+
+def _heights(target_probs: Tensor, draft: Draft, lane: Int[Tensor, "K"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """How far the draft can be judged, its laws, w_0 to w_K and h_1 to h_K."""
+    k = lane.shape[0]
     # Behind a row that is no law nothing can be judged: the draft ends there.
     length = torch.minimum(draft.length, (target_probs.sum(-1) > 0).cumprod(0).sum())
-    lane = torch.arange(k, device=draft.tokens.device)
     tokens = torch.where(lane < length, draft.tokens, 0)
     p, laws = target_probs[:k], F.one_hot(tokens, target_probs.shape[1]).to(target_probs.dtype) if draft.probs is None else draft.probs
     weight = _weights(*(rows.gather(1, tokens[:, None]).squeeze(1) for rows in (p, laws)))
@@ -55,11 +84,7 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     room = excess + 1 - weight[1:k]
     inner = torch.where(room > 0, excess / torch.where(room > 0, room, 1), 1)
     height = torch.where(lane + 1 == length, weight[1:], F.pad(inner, (0, 1)))
-    passed = (lane < length) & (tape.accept < height)
-    accepted = torch.where(passed, lane + 1, 0).amax()
-    p_row, q_row = _row(target_probs, accepted), _row(laws, accepted)
-    law = torch.where(accepted < length, residual(_row(weight, accepted) * p_row, q_row), p_row)
-    return of_chain(draft, accepted, draw(tape.final, law))
+    return length, laws, weight, height
 
 
 def _weights(p: Float[Tensor, "K"], q: Float[Tensor, "K"]) -> Float[Tensor, "rows"]:
@@ -83,4 +108,5 @@ verifier = Verifier(
     tape=tape,
     decide=decide,
     verify=door(tape, decide),
+    bounds=bounds,
 )

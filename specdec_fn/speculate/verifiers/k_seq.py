@@ -13,13 +13,15 @@ import torch
 from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import threshold, tried, where_judged
 from specdec_fn.speculate.tree import parents_of
 from specdec_fn.speculate.verdict import Verdict, of_path
 from specdec_fn.speculate.verifier import Verifier, door
+from specdec_fn.speculate.verifiers import tree
 from specdec_fn.speculate.verifiers.tree import descend
 from specdec_fn.typing import Float, Int, Tensor
 
-__all__ = ["decide", "scale", "verifier"]
+__all__ = ["bounds", "decide", "scale", "verifier"]
 
 HALVINGS = 20  # any scale above the root is exact; the last halving leaves (n - 1) 2**-20 of it, which costs as little acceptance
 
@@ -38,9 +40,7 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
         return descend(tape, target_probs, draft)
     drafted = torch.arange(k, device=parents.device) < draft.length
     tokens = torch.where(drafted, draft.tokens, 0)[:, None]
-    p, q = target_probs.index_select(0, parents.clamp(-1, k - 1) + 1), draft.probs  # of each node: the rows at its parent
-    tries = ((parents[:, None] == parents) & drafted).sum(-1)
-    rho = torch.func.vmap(scale, in_dims=(0, 0, 0, None))(p, q, tries, k)
+    p, q, tries, rho = _scaled(target_probs, draft.probs, parents, drafted)
     passes = tape.accept * rho * q.gather(1, tokens).squeeze(1) < p.gather(1, tokens).squeeze(1)
     unserved = torch.func.vmap(_unserved, in_dims=(0, 0, 0, 0, None))(p, q, rho, tries, k)
     node, law, kept = torch.full_like(draft.length, -1), target_probs[0], []
@@ -50,6 +50,35 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
         node = torch.where(kept[i], i, node)
         law = torch.where(kept[i], target_probs[i + 1], torch.where(here, unserved[i], law))
     return of_path(draft, torch.stack(kept), draw(tape.final, law))
+
+
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+    """What each uniform was compared with: min(1, p / (rho q)), to the last bit; NaN for nodes that had no turn.
+
+    >>> p = torch.tensor([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
+    >>> q = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
+    >>> pair = Draft(torch.tensor([0, 1]), q, torch.tensor(2), torch.tensor([-1, -1]))
+    >>> tape = Tape(torch.tensor([0.9, 0.0]), torch.tensor(0.0))
+    >>> bounds(tape, p, pair, decide(tape, p, pair)) < 1
+    tensor([ True, False])
+    """
+    parents, k = parents_of(draft), draft.tokens.shape[0]
+    if draft.probs is None or not k:
+        return tree.bounds(tape, target_probs, draft, verdict)
+    judged = tried(draft, verdict)
+    p, q, _, rho = _scaled(target_probs, draft.probs, parents, torch.arange(k, device=parents.device) < draft.length)
+    token = torch.where(judged, draft.tokens, 0)[:, None]
+    target, drawn = p.gather(1, token).squeeze(1), q.gather(1, token).squeeze(1)
+    return where_judged(judged, threshold(lambda u: u * rho * drawn < target, target))
+
+
+def _scaled(target_probs: Tensor, q: Tensor, parents: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each node the laws at its parent, how many siblings there are, and their scale."""
+    k = parents.shape[0]
+    p = target_probs.index_select(0, parents.clamp(-1, k - 1) + 1)
+    tries = ((parents[:, None] == parents) & drafted).sum(-1)
+    rho = torch.func.vmap(scale, in_dims=(0, 0, 0, None))(p, q, tries, k)
+    return p, q, tries, rho
 
 
 def scale(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"], tries: Int[Tensor, ""], most: int) -> Float[Tensor, ""]:
@@ -94,4 +123,5 @@ verifier = Verifier(
     decide=decide,
     verify=door(tape, decide, trees=True),
     trees=True,
+    bounds=bounds,
 )

@@ -16,6 +16,7 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import threshold, tried, where_judged
 from specdec_fn.speculate.verdict import Verdict, of_chain
 from specdec_fn.speculate.verifier import Verifier, door
 from specdec_fn.typing import Bool, Float, Tensor
@@ -40,19 +41,26 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     if not (0 < epsilon <= 1 and 0 < delta <= 1):
         raise ValueError(f"received epsilon {epsilon} and delta {delta}; expected both in (0, 1]")
 
-    def passing(p: Float[Tensor, "*rows vocab"]) -> Bool[Tensor, "*rows vocab"]:
+    def least(p: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows one"]:
         entropy = torch.special.entr(p).sum(-1, keepdim=True)
-        return p > torch.clamp(delta * torch.exp(-entropy), max=epsilon)
+        return torch.clamp(delta * torch.exp(-entropy), max=epsilon)
+
+    def passing(p: Float[Tensor, "*rows vocab"]) -> Bool[Tensor, "*rows vocab"]:
+        return p > least(p)
 
     def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
         return _first_failure(tape, target_probs, draft, lambda p, q, token, u: passing(p).gather(1, token).squeeze(1), lambda p, q: p)
+
+    def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+        del tape
+        return where_judged(tried(draft, verdict), least(target_probs[: draft.tokens.shape[0]]).squeeze(1))
 
     def bias(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
         kept = torch.where(passing(p), q, 0)
         return kept - kept.sum() * p
 
     law = f"not p: drafted tokens stay where p > min({epsilon:g}, {delta:g} exp(-entropy)), whatever their law"
-    return Verifier("typical", False, law, tape, decide, door(tape, decide), bias=bias)
+    return Verifier("typical", False, law, tape, decide, door(tape, decide), bias=bias, bounds=bounds)
 
 
 def lenient(lenience: float = 0.8) -> Verifier:
@@ -77,12 +85,17 @@ def lenient(lenience: float = 0.8) -> Verifier:
     def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
         return _first_failure(tape, target_probs, draft, passes, residual)
 
+    def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+        del tape
+        p, q, token = _read(target_probs, draft, tried(draft, verdict))
+        return where_judged(tried(draft, verdict), threshold(lambda u: passes(p, q, token, u), p.new_empty(p.shape[0])))
+
     def bias(p: Float[Tensor, "vocab"], q: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
         kept = torch.minimum(q, p / lenience)
         return kept + (1 - kept.sum()) * residual(p, q) - p
 
     law = f"not p: drafted tokens stay with probability min(1, p / ({lenience:g} q))"
-    return Verifier("lenient", False, law, tape, decide, door(tape, decide), bias=bias)
+    return Verifier("lenient", False, law, tape, decide, door(tape, decide), bias=bias, bounds=bounds)
 
 
 def _first_failure(
@@ -97,9 +110,14 @@ def _first_failure(
     if k == 0:
         return of_chain(draft, length, draw(tape.final, target_probs[0]))
     drafted = torch.arange(k, device=draft.tokens.device) < length
-    tokens = torch.where(drafted, draft.tokens, 0)
-    p = target_probs[:k]
-    q = torch.nn.functional.one_hot(tokens, p.shape[1]).to(p.dtype) if draft.probs is None else draft.probs
-    accepted = (drafted & passes(p, q, tokens[:, None], tape.accept)).cumprod(0).sum()
+    p, q, token = _read(target_probs, draft, drafted)
+    accepted = (drafted & passes(p, q, token, tape.accept)).cumprod(0).sum()
     p_row, q_row = target_probs.index_select(0, accepted[None])[0], q.index_select(0, accepted.clamp(max=k - 1)[None])[0]
     return of_chain(draft, accepted, draw(tape.final, torch.where(accepted < length, repair(p_row, q_row), p_row)))
+
+
+def _read(target_probs: Tensor, draft: Draft, drafted: Bool[Tensor, "K"]) -> tuple[Tensor, Tensor, Tensor]:
+    """The laws that a chain's tokens are judged by, and the tokens [K, 1]."""
+    token, p = torch.where(drafted, draft.tokens, 0), target_probs[: draft.tokens.shape[0]]
+    q = torch.nn.functional.one_hot(token, p.shape[1]).to(p.dtype) if draft.probs is None else draft.probs
+    return p, q, token[:, None]

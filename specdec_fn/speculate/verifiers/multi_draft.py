@@ -10,11 +10,12 @@ from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.tape import Tape, tape
 from specdec_fn.speculate.verdict import Verdict
 from specdec_fn.speculate.verifier import Verifier, door
+from specdec_fn.speculate.verifiers import tree
 from specdec_fn.speculate.verifiers.tree import decide as decide_without_replacement
 from specdec_fn.speculate.verifiers.tree import descend
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["decide", "decide_without_replacement", "verifier", "without_replacement"]
+__all__ = ["bounds", "decide", "decide_without_replacement", "verifier", "without_replacement"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -30,6 +31,20 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     return descend(tape, target_probs, draft, replacement=True)
 
 
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+    """What each uniform was compared with, for siblings drawn with replacement; see ``tree.bounds``.
+
+    >>> import torch
+    >>> p = torch.tensor([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
+    >>> q = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> twice = Draft(torch.tensor([0, 0]), q, torch.tensor(2), torch.tensor([-1, -1]))
+    >>> tape = Tape(torch.tensor([0.6, 0.0]), torch.tensor(0.0))
+    >>> bounds(tape, p, twice, decide(tape, p, twice))
+    tensor([0.5000, 0.0000])
+    """
+    return tree.bounds(tape, target_probs, draft, verdict, replacement=True)
+
+
 verifier = Verifier(
     name="multi_draft",
     lossless=True,
@@ -38,6 +53,7 @@ verifier = Verifier(
     decide=decide,
     verify=door(tape, decide, trees=True),
     trees=True,
+    bounds=bounds,
 )
 without_replacement = Verifier(
     name="multi_draft_without_replacement",
@@ -47,4 +63,5 @@ without_replacement = Verifier(
     decide=decide_without_replacement,
     verify=door(tape, decide_without_replacement, trees=True),
     trees=True,
+    bounds=tree.bounds,
 )

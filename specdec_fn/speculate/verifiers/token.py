@@ -14,11 +14,12 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual, without
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import threshold, tried, where_judged
 from specdec_fn.speculate.verdict import Verdict, of_chain
 from specdec_fn.speculate.verifier import Verifier, door
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["decide", "verifier"]
+__all__ = ["bounds", "decide", "verifier"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -58,6 +59,23 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     return of_chain(draft, accepted, draw(tape.final, law))
 
 
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+    """What each uniform was compared with: min(1, p / q), to the last bit; NaN behind the first rejection.
+
+    >>> p, q = torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]])
+    >>> tape, draft = Tape(torch.tensor([0.49]), torch.tensor(0.9)), Draft(torch.tensor([0]), q, torch.tensor(1))
+    >>> bounds(tape, p, draft, decide(tape, p, draft))
+    tensor([0.5000])
+    """
+    del tape
+    k = draft.tokens.shape[0]
+    judged = tried(draft, verdict)
+    tokens = torch.where(judged, draft.tokens, 0)[:, None]
+    target = target_probs[:k].gather(1, tokens).squeeze(1)
+    drawn = torch.ones_like(target) if draft.probs is None else draft.probs.gather(1, tokens).squeeze(1)
+    return where_judged(judged, threshold(lambda u: u * drawn < target, target))
+
+
 def _row(rows: Tensor, index: Tensor) -> Tensor:
     """Row ``index`` of a tensor, the last one where index is past the end, without a data-dependent Python index."""
     return rows.index_select(0, index.clamp(max=rows.shape[0] - 1)[None]).squeeze(0)
@@ -70,4 +88,5 @@ verifier = Verifier(
     tape=tape,
     decide=decide,
     verify=door(tape, decide),
+    bounds=bounds,
 )

@@ -16,12 +16,13 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual, without
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import where_judged
 from specdec_fn.speculate.tree import ancestors, parents_of
 from specdec_fn.speculate.verdict import Verdict, of_chain, of_path
 from specdec_fn.speculate.verifier import Verifier, door
 from specdec_fn.typing import Bool, Float, Int, Tensor
 
-__all__ = ["decide", "postorder", "verifier"]
+__all__ = ["bounds", "decide", "postorder", "verifier"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -39,9 +40,40 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
     parents, k = parents_of(draft), draft.tokens.shape[0]
     if k == 0:
         return of_chain(draft, draft.length, draw(tape.final, target_probs[0]))
-    above = ancestors(parents)
+    above, row = ancestors(parents), torch.arange(k + 1, device=parents.device)  # 0 is the context's, i + 1 node i's
+    valid, weight, law = _weights(target_probs, draft, parents, above, row)
+    passed = valid & (tape.accept < weight[1:])
+    order = torch.where(passed, postorder(parents, valid), k)
+    chosen = (order == order.amin()) & passed
+    kept = (above & chosen[:, None]).any(0)
+    stop = torch.where(chosen, row[1:], 0).sum()
+    return of_path(draft, kept, draw(tape.final, law.index_select(0, stop[None]).squeeze(0)))
+
+
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict) -> Float[Tensor, "K"]:
+    """What each uniform was compared with: the weight of each node that was judged, in postorder up to the one that passed; NaN for the others.
+
+    >>> p = torch.tensor([[1 / 3, 2 / 3]]).expand(3, 2)
+    >>> q = torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
+    >>> tape, chain = Tape(torch.tensor([0.9, 0.9]), torch.tensor(0.0)), Draft(torch.tensor([0, 1]), q, torch.tensor(2))
+    >>> bounds(tape, p, chain, decide(tape, p, chain))
+    tensor([nan, 1.])
+    """
+    del tape
+    parents, k = parents_of(draft), draft.tokens.shape[0]
+    if k == 0:
+        return target_probs.new_empty(0)
+    valid, weight, _ = _weights(target_probs, draft, parents, ancestors(parents), torch.arange(k + 1, device=parents.device))
+    place = postorder(parents, valid)
+    last = verdict.path.gather(0, (verdict.accepted - 1).clamp(min=0)[None]).clamp(min=0)
+    stop = torch.where(verdict.accepted > 0, place.gather(0, last).squeeze(0), k)
+    return where_judged(valid & (place <= stop), weight[1:])
+
+
+def _weights(target_probs: Tensor, draft: Draft, parents: Tensor, above: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which nodes can be judged, and of every row the weight and the law that it is judged with."""
+    k = parents.shape[0]
     lawful = target_probs.sum(-1) > 0
-    row = torch.arange(k + 1, device=parents.device)  # 0 is the context's, i + 1 node i's
     at = parents.clamp(-1, k - 1) + 1
     valid = (row[:k] < draft.length) & lawful.index_select(0, at)
     valid = (valid | ~above).all(-1)
@@ -63,12 +95,7 @@ def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) 
         law = torch.where(here[:, None], torch.where(excess > 0, residual(w * r, c), r), law)
         if left is not None:
             left = torch.where(here[:, None], without(c, token), left)
-    passed = valid & (tape.accept < weight[1:])
-    order = torch.where(passed, postorder(parents, valid), k)
-    chosen = (order == order.amin()) & passed
-    kept = (above & chosen[:, None]).any(0)
-    stop = torch.where(chosen, row[1:], 0).sum()
-    return of_path(draft, kept, draw(tape.final, law.index_select(0, stop[None]).squeeze(0)))
+    return valid, weight, law
 
 
 def postorder(parents: Int[Tensor, "K"], valid: Bool[Tensor, "K"]) -> Int[Tensor, "K"]:
@@ -99,4 +126,5 @@ verifier = Verifier(
     decide=decide,
     verify=door(tape, decide, trees=True),
     trees=True,
+    bounds=bounds,
 )

@@ -16,12 +16,13 @@ from specdec_fn.sampling import draw
 from specdec_fn.speculate.draft import Draft
 from specdec_fn.speculate.recover import residual, without
 from specdec_fn.speculate.tape import Tape, tape
+from specdec_fn.speculate.threshold import threshold, where_judged
 from specdec_fn.speculate.tree import parents_of
 from specdec_fn.speculate.verdict import Verdict, of_chain, of_path
 from specdec_fn.speculate.verifier import Verifier, door
 from specdec_fn.typing import Float, Tensor
 
-__all__ = ["decide", "descend", "verifier"]
+__all__ = ["bounds", "decide", "descend", "verifier"]
 
 
 def decide(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft) -> Verdict:
@@ -59,7 +60,32 @@ def descend(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft,
     >>> descend(Tape(torch.tensor([0.9, 0.0]), torch.tensor(0.0)), torch.tensor([[0.5, 0.5]]).expand(3, 2), twice, replacement=True).tokens
     tensor([ 0, -1, -1])
     """
+    kept, final, _ = _walk(tape, target_probs, draft, replacement)
+    return of_path(draft, torch.stack(kept), final) if kept else of_chain(draft, draft.length, final)
+
+
+def bounds(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft, verdict: Verdict, *, replacement: bool = False) -> Float[Tensor, "K"]:
+    """What each uniform was compared with: min(1, r / c) of the node when its turn came, to the last bit; NaN for nodes that had none.
+
+    >>> q = torch.tensor([[0.0, 0.5, 0.5], [0.0, 0.5, 0.5]])
+    >>> p = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> siblings = Draft(torch.tensor([1, 2]), q, torch.tensor(2), torch.tensor([-1, -1]))
+    >>> tape = Tape(torch.tensor([0.6, 0.0]), torch.tensor(0.0))
+    >>> bounds(tape, p, siblings, decide(tape, p, siblings))
+    tensor([0.5000, 0.0000])
+    """
+    del verdict
+    tries = _walk(tape, target_probs, draft, replacement)[2]
+    if not tries:
+        return target_probs.new_empty(0)
+    judged, p, q = (torch.stack(part) for part in zip(*tries, strict=True))
+    return where_judged(judged, threshold(lambda u: u * q < p, p))
+
+
+def _walk(tape: Tape, target_probs: Tensor, draft: Draft, replacement: bool) -> tuple[list[Tensor], Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    """Whether each node is kept, the final token, and of each node's turn: whether it came, r and c of its token."""
     parents = parents_of(draft)
+    tries = []
     node, law = torch.full_like(draft.length, -1), target_probs[0]
     tried, left, kept = torch.zeros_like(node, dtype=torch.bool), law, []  # tried: a sibling at this node; left: the draft's law without it
     for i in range(parents.shape[0]):
@@ -67,10 +93,13 @@ def descend(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft,
         token = torch.where(here, draft.tokens[i], 0)
         p = law.gather(0, token[None]).squeeze(0)
         if draft.probs is None:
+            drawn = torch.ones_like(p)
             passes, repaired = tape.accept[i] < p, without(law, token)
         else:
             q = draft.probs[i] if replacement else torch.where(tried, left, draft.probs[i])
-            passes, repaired = tape.accept[i] * q.gather(0, token[None]).squeeze(0) < p, residual(law, q)
+            drawn = q.gather(0, token[None]).squeeze(0)
+            passes, repaired = tape.accept[i] * drawn < p, residual(law, q)
+        tries.append((here, p, drawn))
         kept.append(here & passes)
         rejected = here & ~passes
         if draft.probs is not None and not replacement:
@@ -79,7 +108,7 @@ def descend(tape: Tape, target_probs: Float[Tensor, "rows vocab"], draft: Draft,
         law = torch.where(kept[i], target_probs[i + 1], torch.where(rejected, repaired, law))
         tried = torch.where(here, rejected, tried)
     final = draw(tape.final, law)
-    return of_path(draft, torch.stack(kept), final) if kept else of_chain(draft, draft.length, final)
+    return kept, final, tries
 
 
 verifier = Verifier(
@@ -90,4 +119,5 @@ verifier = Verifier(
     decide=decide,
     verify=door(tape, decide, trees=True),
     trees=True,
+    bounds=bounds,
 )
