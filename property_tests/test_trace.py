@@ -114,6 +114,14 @@ def test_the_figures_are_the_generations(name: str) -> None:
         assert [node.depth for node in said] == list(range(1, len(said) + 1))
 
 
+def test_what_stands_behind_an_end_is_not_told_as_emitted() -> None:
+    circle = toy.bigram(torch.eye(4).roll(1, dims=1))  # 0 -> 1 -> 2 -> 3 -> 0: every draft is right
+    job = settle(circle, [0, 1, 2, 3, 0], None, 0, SamplingParams(), "ngram_tree", "tree", 4, 9, [2], (), False, False, None)
+    (row,) = record(traced(job), None, [0, 1, 2, 3, 0], "tree").rows
+    assert (row.tokens, row.final) == ((1, 2), None)
+    assert [node.kind for node in row.proposed] == ["accepted", "accepted", "unread", "unread"]
+
+
 def test_an_engines_events_make_the_same_trace() -> None:
     state = init(MODEL, Config(invariant=True), SPELLS)
     state, _ = submit(state, Request(PROMPT, 24, sampling=WARM, seed=5, proposer="ngram", k=4, explain=True))
@@ -212,6 +220,7 @@ def test_no_text_leaves_its_place_and_no_host_is_named() -> None:
         assert visible(harmful.decode()) in reader.text
     assert "<b>bold</b>" in reader.text
     assert "default-src 'none'" in text
+    assert "<end>" in [piece for row in hostile().rows for piece in row.pieces]
     assert "€" in reader.text  # three tokens, one character
 
 

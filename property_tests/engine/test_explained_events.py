@@ -86,13 +86,15 @@ def test_tokens_behind_an_end_are_cut_from_what_is_told() -> None:
     assert event.why is not None
     assert [node.kind for node in event.why.nodes] == ["accepted"]
     assert event.why.final is not None
-    state, _ = submit(init(circle, Config()), _round(max_tokens=9, verifier="tree", proposer="ngram_tree", stop_ids=[2]))
+    state, _ = submit(init(circle, Config()), _round(max_tokens=9, verifier="tree", proposer="ngram_tree", stop_ids=[2], logprobs=2))
     (event,) = step(circle, state)[1]
     assert (event.tokens, event.finish_reason) == ([1, 2], "stop")
     assert event.why is not None
     assert Counter(node.kind for node in event.why.nodes) == {"accepted": 2, "unread": 2}
     assert event.why.final is None
     assert event.proposed == 4
+    assert event.likeliest is not None
+    assert [max(row, key=row.__getitem__) for row in event.likeliest] == event.tokens
 
 
 def _round(**more: Any) -> Request:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_fn.speculate import Draft, Race, Tape, tree, verifiers
@@ -92,10 +92,13 @@ def test_kinds_and_numbers_are_those_of_the_verdict(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", SAMPLING)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_node_is_accepted_exactly_where_its_uniform_lies_below_its_bound(name: str, data: st.DataObject) -> None:
-    why, _ = told(name, data.draw(passes(name)))
+    why, verdict = told(name, data.draw(passes(name)))
     read = [node for node in why.nodes if node.u is not None]
+    if int(verdict.accepted):  # it was kept by its own uniform, whatever kept those before it
+        assert why.nodes[int(verdict.path[verdict.accepted - 1])].u is not None
     for node in read:
         assert node.bound is not None
         assert node.u is not None
@@ -107,6 +110,7 @@ def test_a_node_is_accepted_exactly_where_its_uniform_lies_below_its_bound(name:
 
 
 @pytest.mark.parametrize("name", SAMPLING)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_bound_is_where_the_decision_flips(name: str, data: st.DataObject) -> None:
     """Moved below its bound a judged node is accepted; moved up to it, it is not."""
@@ -192,6 +196,9 @@ def test_greedy_reads_no_uniform_and_judges_from_the_context_down(data: st.DataO
     assert all((node.u, node.bound, node.noise) == (None, None, None) for node in (*why.nodes, *([why.final] if why.final else [])))
     kept = {-1, *(i for i, node in enumerate(why.nodes) if node.kind == "accepted")}
     assert all(node.parent in kept for node in why.nodes if node.kind == "rejected")
+    for i, node in enumerate(why.nodes):
+        earlier = [other for other in why.nodes[:i] if other.parent == node.parent]
+        assert node.kind == "unread" or all(other.kind == "rejected" for other in earlier)
 
 
 def test_a_rule_of_ones_own_is_told_of_by_p_q_and_u() -> None:

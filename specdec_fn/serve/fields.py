@@ -4,7 +4,6 @@ Nothing is guessed: true is no number, 1.0 is no whole number, null is the same 
 setting that is silently ignored is worse than none.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -17,17 +16,19 @@ __all__ = [
     "Kind",
     "absent",
     "choice",
+    "clean",
     "either",
     "flag",
     "integer",
     "keyed",
     "listed",
+    "null",
     "number",
     "only",
+    "pattern",
     "record",
     "refused",
     "shown",
-    "spelled",
     "text",
 ]
 
@@ -66,12 +67,12 @@ def shown(value: Any) -> str:
     """A value as an error may quote it: short, in JSON's own words, and never an error itself, however large or deep the value is.
 
     >>> shown(None), shown("a" * 99), shown([1, [2]]), shown(10**5000)
-    ('null', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"', 'a list of 2', 'a number of more than 60 bits')
+    ('null', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"', 'a list of 2', 'a whole number of 16610 bits')
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int):
-        return str(value) if value.bit_length() <= 64 else "a number of more than 60 bits"
+        return str(value) if value.bit_length() <= 64 else f"a whole number of {value.bit_length()} bits"
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
@@ -82,7 +83,11 @@ def shown(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that can be written, and read on one line."""
+    """Text that can be written, and read on one line.
+
+    >>> clean("a\\nb")
+    'a\\\\nb'
+    """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
@@ -153,7 +158,9 @@ def text(least: int = 0, most: int | None = None) -> Kind:
     specdec_fn.serve.refusal.Refusal: user is "\\ud800"; expected text that can be written as UTF-8, without halves of surrogate pairs
     """
     lengths = {} if most is None else {"maxLength": most}
-    expected = "text" if not least and most is None else f"text of at least {least} characters" if most is None else f"text of {least} to {most} characters"
+    expected = (
+        "text" if not least and most is None else f"text of at least {least} characters" if most is None else f"text of {least} to {most} characters"
+    )
 
     def read(path: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) < least or (most is not None and len(value) > most):
@@ -185,19 +192,19 @@ def choice(*names: str, why: str = "") -> Kind:
     return Kind({"type": "string", "enum": list(names)}, read)
 
 
-def spelled(pattern: str, expected: str) -> Kind:
+def pattern(form: str, expected: str) -> Kind:
     """Text of a pattern.
 
-    >>> spelled("[ab]+", "letters a and b").read("x", "ab")
+    >>> pattern("[ab]+", "letters a and b").read("x", "ab")
     'ab'
     """
 
     def read(path: str, value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        if not isinstance(value, str) or not re.fullmatch(form, value):
             raise refused(path, value, expected)
         return value
 
-    return Kind({"type": "string", "pattern": f"^({pattern})$"}, read)
+    return Kind({"type": "string", "pattern": f"^({form})$"}, read)
 
 
 def only(value: Any, why: str) -> Kind:
@@ -228,6 +235,21 @@ def absent(why: str) -> Kind:
             raise refused(path, value, why)
 
     return Kind({"anyOf": [{"type": "array", "maxItems": 0}, {"type": "object", "maxProperties": 0}]}, read)
+
+
+def null(why: str) -> Kind:
+    """Nothing but null, which is the same as absent.
+
+    >>> null("null, since there are no names").read("name", "x")
+    Traceback (most recent call last):
+    ...
+    specdec_fn.serve.refusal.Refusal: name is "x"; expected null, since there are no names
+    """
+
+    def read(path: str, value: Any) -> None:
+        raise refused(path, value, why)
+
+    return Kind({"type": "null"}, read)
 
 
 def listed(kind: Kind, least: int, most: int | None, what: str) -> Kind:
@@ -320,7 +342,7 @@ def _described(field: Field) -> dict[str, Any]:
     schema = dict(field.kind.schema)
     if not field.needed:
         if isinstance(schema.get("type"), str) and "enum" not in schema:
-            schema["type"] = [schema["type"], "null"]
+            schema["type"] = [*dict.fromkeys([schema["type"], "null"])]
         else:
             schema = {"anyOf": [schema, {"type": "null"}]}
     return {**schema, "description": field.about} if field.about else schema

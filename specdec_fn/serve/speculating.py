@@ -58,10 +58,10 @@ def speculation(served: Served) -> Field:
     """
     names = proposers_of(served)
     joined = [re.escape(name) for name in names if name != "none"]
-    pattern = "|".join((["none"] if "none" in names else []) + ([f"({'|'.join(joined)})(\\+({'|'.join(joined)})){{0,3}}"] if joined else []))
+    form = "|".join((["none"] if "none" in names else []) + ([f"({'|'.join(joined)})(\\+({'|'.join(joined)})){{0,{len(joined)}}}"] if joined else []))
     known = f"one of {', '.join(names)}" + (", or some of them joined by +" if len(joined) > 1 else "")
     inner = (
-        Field("proposer", fields.spelled(pattern, known), f"Who drafts: {known}."),
+        Field("proposer", fields.pattern(form, known), f"Who drafts: {known}."),
         Field("verifier", fields.choice(*verifiers_of(served)), "The rule that accepts drafted tokens."),
         Field("k", fields.integer(0, max(served.limits.k, served.k)), "Most drafted tokens of a pass."),
         Field("explain", fields.flag(), "Tell of every token how it came to be."),

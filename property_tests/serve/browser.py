@@ -1,0 +1,72 @@
+"""Chromium, where there is one, and pages in it whose console is watched."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+MISSING = "no Chromium: neither CHROMIUM nor the path names one"
+
+
+def chromium() -> str | None:
+    """The program, which CHROMIUM may name."""
+    return os.environ.get("CHROMIUM") or next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """A browser; without one the test is skipped."""
+    program = chromium()
+    if program is None:
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, url: str, *, script: str = "", expected: str | None = None, **context: Any) -> Iterator[Page]:
+    """A page that has loaded; whatever its console says fails the test, but for messages that have ``expected`` in them."""
+    said: list[str] = []
+    made = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+    made.set_default_timeout(20_000)
+    try:
+        page = made.new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
+        page.on("requestfailed", lambda request: said.append(f"failed: {request.url} {request.failure}"))
+        if script:
+            page.add_init_script(script)
+        page.goto(url)
+        yield page
+    finally:
+        made.close()
+    assert [line for line in said if expected is None or expected not in line] == []
+
+
+def send(page: Page, prompt: str, **fields: Any) -> None:
+    """Fills in the form as it is on a wide screen, for completions, sends it, and waits for the end."""
+    fill(page, prompt, **fields)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("status")).to_contain_text("Finished")
+
+
+def fill(page: Page, prompt: str, **fields: Any) -> None:
+    """Fills in the form, for completions."""
+    expect(page.locator("#proposer option").first).to_be_attached()  # the server has said what it has
+    page.get_by_text("Completion", exact=True).click()
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    if not page.locator("#temperature").is_visible():
+        page.get_by_text("Settings", exact=True).click()
+    for name, value in fields.items():
+        field = page.locator(f"#{name}")
+        if field.evaluate("el => el.tagName") == "SELECT":
+            field.select_option(str(value))
+        else:
+            field.fill(str(value))
