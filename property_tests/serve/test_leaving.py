@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2 as http
 import openai
 import pytest
 
-from specdec_fn import serve
+from specdec_fn import SamplingParams, serve
 from specdec_fn.cli.bench.wire import streamed
 from specdec_fn.engine import Config
 from specdec_fn.serve import Limits
@@ -51,6 +52,17 @@ class Slow:
 
     def go(self, steps: int = 1) -> None:
         self.leave.release(steps)
+
+    def go_once(self, true: Callable[[], bool]) -> threading.Thread:
+        """Lets it run on as soon as something is true, as a server that is stopped waits for the step that it is in."""
+
+        def wait() -> None:
+            until(true)
+            self.go(10_000)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        return waiting
 
 
 def test_a_client_that_vanishes_is_out_of_the_engine_within_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,43 +205,52 @@ def _stop(served: House) -> None:
     asyncio.run_coroutine_threadsafe(served.assembly.desk.close(60.0), served.assembly.desk._sockets).result()  # type: ignore[arg-type]
 
 
+def closed(served: House) -> bool:
+    load = served.load()
+    return load.status == "closing" and load.requests == 0
+
+
+def begun(served: House, body: dict[str, Any]) -> Any:
+    return http.post(f"{served.url}/v1/completions", json={**body, "stream": False, "background": True}, timeout=60).json()
+
+
+def result(served: House, id: str) -> Any:
+    while (told := http.get(f"{served.url}/v1/requests/{id}").json())["status"] in ("queued", "running"):
+        pass
+    return told
+
+
 def test_what_is_cut_off_stays_in_the_log_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    state = str(tmp_path / "state")
-    slow = Slow(monkeypatch)
-    with house(grace=0.0, state=state) as served:
-        begun = http.post(f"{served.url}/v1/completions", json={**LONG, "stream": False, "background": True, "max_tokens": 30}).json()
-        gone = http.post(f"{served.url}/v1/completions", json={**LONG, "stream": False, "background": True}).json()
-        http.delete(f"{served.url}/v1/requests/{gone['id']}")
-        slow.go(3)
-        until(lambda: slow.steps == 3)
-        slow.go(1)  # the last one, which the stop waits for
+    state, slow = str(tmp_path / "state"), Slow(monkeypatch)
+    with house(grace=0.0, state=state) as served, ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(begun, served, {**LONG, "max_tokens": 60}) for _ in range(2)]
+        slow.go(2)  # the second is taken in between two steps
+        stays, gone = (one.result()["id"] for one in both)
+        assert http.delete(f"{served.url}/v1/requests/{gone}").json()["status"] == "cancelled"
+        waiting = slow.go_once(lambda: closed(served))
+    waiting.join()
     assert os.stat(state).st_mode & 0o777 == 0o600
-    slow.go(1000)
     with house(state=state) as served:
-        assert served.assembly.unfinished == (begun["id"],)
-        while (told := http.get(f"{served.url}/v1/requests/{begun['id']}").json())["status"] in ("queued", "running"):
-            pass
-        assert told["answer"]["choices"][0]["text"] == alone("a", seed=1, max_tokens=30, ignore_eos=True).text
-        assert http.get(f"{served.url}/v1/requests/{gone['id']}").json()["status"] == "cancelled"
+        assert served.assembly.unfinished == (stays,)
+        told = result(served, stays)
+        assert told["answer"]["choices"][0]["text"] == alone("a", seed=1, max_tokens=60, ignore_eos=True).text
+        assert result(served, gone)["status"] == "cancelled"
     with house(state=state) as served:  # an answer outlives a restart as well
         assert served.assembly.unfinished == ()
-        assert http.get(f"{served.url}/v1/requests/{begun['id']}").json()["answer"] == told["answer"]
+        assert result(served, stays) == told
 
 
 def test_the_log_settles_what_a_request_left_open(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state, slow = str(tmp_path / "state"), Slow(monkeypatch)
+    body = {"model": NAME, "prompt": "the cat sat on the cat", "max_tokens": 60, "temperature": 0.7}
     with house(grace=0.0, state=state, proposer="none", k=0) as served:
-        body = {"model": NAME, "prompt": "the cat sat on the cat", "max_tokens": 30, "background": True, "temperature": 0.7}
-        begun = http.post(f"{served.url}/v1/completions", json=body).json()
-        slow.go(1)
-    slow.go(1000)
+        id = begun(served, body)["id"]
+        waiting = slow.go_once(lambda: closed(served))
+    waiting.join()
     with house(state=state, proposer="ngram", verifier="block", k=7) as served:  # other defaults: the request keeps those that it came with
-        while (told := http.get(f"{served.url}/v1/requests/{begun['id']}").json())["status"] in ("queued", "running"):
-            pass
-        from specdec_fn import SamplingParams
-
-        how = {"proposer": "none", "k": 0, "sampling": SamplingParams(0.7)}
-        assert told["answer"]["choices"][0]["text"] == alone(body["prompt"], seed=told["answer"]["seed"], max_tokens=30, **how).text  # type: ignore[arg-type]
+        told = result(served, id)
+    expected = alone(body["prompt"], seed=told["answer"]["seed"], max_tokens=60, proposer="none", k=0, sampling=SamplingParams(0.7))
+    assert told["answer"]["choices"][0]["text"] == expected.text
 
 
 def test_keys_part_results_and_cached_prefixes() -> None:

@@ -9,7 +9,7 @@ from specdec_fn.serve.asked import Served
 from specdec_fn.serve.fields import Field, refused
 from specdec_fn.serve.refusal import Refusal
 
-__all__ = ["checked_model", "common", "sampling", "stop_ids", "usage"]
+__all__ = ["checked_model", "common", "ids_below", "sampling", "stop_ids", "usage"]
 
 COOLEST = 1e-6  # a temperature below it divides by what float32 takes for 0
 PLAIN = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -132,16 +132,13 @@ def sampling(given: Mapping[str, Any], served: Served) -> SamplingParams:
 
 def _leaves_something(made: SamplingParams, given: Mapping[str, Any], served: Served) -> None:
     """Refuses controls that could leave no token to choose from; the last id of a sequence counts as forbidden."""
-    if made.allowed_ids is None and not made.bad_words:
-        return
     gone = {word if isinstance(word, int) else word[-1] for word in made.bad_words}  # type: ignore[index]
     if made.min_tokens:
         gone |= {*stop_ids(given), *(() if given.get("ignore_eos") else served.tokenizer.eos_ids)}
-    if gone.issuperset(range(ids_below(served)) if made.allowed_ids is None else made.allowed_ids):
-        param = "bad_words" if made.allowed_ids is None else "allowed_ids"
-        raise Refusal(
-            f"{param} could leave no token to choose from; expected one that bad_words, and ends before min_tokens, never forbid", param=param
-        )
+    if gone and gone.issuperset(range(ids_below(served)) if made.allowed_ids is None else made.allowed_ids):
+        param = next(name for name in ("allowed_ids", "bad_words", "min_tokens") if name in given)
+        expected = "one that bad_words, and the ends before min_tokens, do not use up"
+        raise Refusal(f"{param} could leave no token to choose from; expected {expected}", param=param)
 
 
 def stop_ids(given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ function busy(on) {
 
 function blame(error) {
   for (const field of form.querySelectorAll('[aria-invalid]')) field.removeAttribute('aria-invalid');
-  find('error').textContent = error ? sentence(error.message) : '';
+  find('error').textContent = error?.message ?? '';
   if (!error) return;
   if (!(error instanceof Failure)) console.error(error);
   if (error.status === 401) {
@@ -117,8 +117,6 @@ function blame(error) {
   const field = find({ messages: 'prompt', speculation: second }[first] ?? first);
   if (form.contains(field)) field.setAttribute('aria-invalid', 'true');
 }
-
-const sentence = (words) => `${words[0].toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? '' : '.'}`;
 
 // --- what the server has
 
