@@ -14,7 +14,7 @@ from specdec_fn.random import key
 from specdec_fn.serve import Assembly, Limits, Settings
 from specdec_fn.text import Tokenizer
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,!?\n0123456789é한"
+LETTERS = 'abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,!?\n0123456789é한{}[]":-_'
 END = len(LETTERS)  # ends a text, and has none
 CONTEXT = 160
 NAME = "toy"

@@ -71,7 +71,8 @@ def test_a_client_that_vanishes_is_out_of_the_engine_within_two_steps(monkeypatc
         one = socket.create_connection(served.url.removeprefix("http://").split(":"))
         content = json.dumps(LONG).encode()
         one.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (len(content), content)
         )
         slow.go(3)
         got = b""
@@ -90,7 +91,9 @@ def test_a_client_that_vanishes_is_out_of_the_engine_within_two_steps(monkeypatc
 
 def test_a_cancelled_request_of_openais_client_gives_its_pages_back() -> None:
     with house() as served:
-        stream = served.client.completions.create(**{name: value for name, value in LONG.items() if name != "ignore_eos"}, extra_body={"ignore_eos": True})
+        stream = served.client.completions.create(
+            **{name: value for name, value in LONG.items() if name != "ignore_eos"}, extra_body={"ignore_eos": True}
+        )
         next(iter(stream))
         stream.close()
         until(lambda: idle(served))
@@ -121,7 +124,8 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_the_others_are_not_held_up()
         one.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
         content = json.dumps({**LONG, "n": 16, "logprobs": 20, "speculation": {"explain": True, "k": 0}}).encode()
         one.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (len(content), content)
         )
         text = served.client.completions.create(model=NAME, prompt="b", max_tokens=40, seed=2).choices[0].text
         assert text == alone("b", seed=2, max_tokens=40).text
@@ -254,7 +258,9 @@ def test_the_log_settles_what_a_request_left_open(tmp_path: Any, monkeypatch: py
 
 
 def test_keys_part_results_and_cached_prefixes() -> None:
-    assembly = serve.assembled(model(), tokenizer(), Config(page_size=4, num_pages=100, invariant=True), serve.Settings(NAME, keys=["one", "two"], hosts=None))
+    assembly = serve.assembled(
+        model(), tokenizer(), Config(page_size=4, num_pages=100, invariant=True), serve.Settings(NAME, keys=["one", "two"], hosts=None)
+    )
     body = {"model": NAME, "prompt": "a secret of thirty letters and so", "max_tokens": 2, "seed": 1}
     with serve.in_thread(assembly) as url:
 

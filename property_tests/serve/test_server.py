@@ -46,25 +46,23 @@ def test_how_a_request_speculates_is_its_own_choice(served: House, proposer: str
 
 
 def test_every_control_reaches_the_law(served: House) -> None:
-    controls: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"3": -100, "7": 2}}
+    controls: dict[str, Any] = {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {"3": -100, "7": 2},
+    }
     extra = {"top_k": 12, "min_p": 0.01, "typical_p": 0.95, "repetition_penalty": 1.2, "bad_words": [[1], [2, 4]], "min_tokens": 5}
     done = served.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=30, seed=9, extra_body=extra, **controls)
     sampling = SamplingParams(**{**controls, **extra, "logit_bias": [(3, -100.0), (7, 2.0)]})
     expected = alone(PROMPT, seed=9, max_tokens=30, sampling=sampling)
     assert done.choices[0].text == expected.text
     assert expected.text != alone(PROMPT, seed=9, max_tokens=30).text  # the controls do change it
-    for name, value in {**controls, **extra}.items():  # and each of them is read: without it, or with another value, the engine is told another thing
-        only = {name: value}
-        less = {**controls, **extra}
-        del less[name]
-        texts = {
-            served.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, seed=1, extra_body=body).choices[0].text for body in (only, {})
-        }
-        wanted = {
-            alone(PROMPT, seed=1, max_tokens=40, sampling=SamplingParams(**({"logit_bias": [(3, -100.0), (7, 2.0)]} if name == "logit_bias" else only))).text,
-            alone(PROMPT, seed=1, max_tokens=40).text,
-        }
-        assert texts == wanted, name
+    for name, value in {**controls, **extra}.items():  # and each of them is read
+        got = served.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, seed=1, extra_body={name: value})
+        own = SamplingParams(**({"logit_bias": [(3, -100.0), (7, 2.0)]} if name == "logit_bias" else {name: value}))
+        assert got.choices[0].text == alone(PROMPT, seed=1, max_tokens=40, sampling=own).text, name
 
 
 def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests(served: House) -> None:
@@ -169,19 +167,26 @@ def test_explained_tokens_say_how_they_came_to_be(served: House) -> None:
 
 
 def test_a_grammar_holds_under_speculation(served: House) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}
-    for seed in range(3):
-        with pytest.raises(openai.BadRequestError, match="grammar|schema|quote|token"):  # the letters have no braces: said at once, not found out later
-            served.client.chat.completions.create(
-                model=NAME,
-                messages=[{"role": "user", "content": "Hi"}],
-                seed=seed,
-                response_format={"type": "json_schema", "json_schema": {"name": "t", "schema": schema, "strict": True}},
-            )
-        words = {"type": "choice", "value": ["yes", "no", "maybe not"]}
-        done = served.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20, seed=seed, extra_body={"grammar": words})
-        assert done.choices[0].text in words["value"]
+    shape = {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}}
+    schema = {"type": "object", "properties": shape, "required": ["a", "b"], "additionalProperties": False}
+    whole = {f'{{"a":"{a}","b":{b}}}' for a in ("x", "yy") for b in ("true", "false")}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "t", "schema": schema, "strict": True}}
+    words = {"type": "choice", "value": ["yes", "no", "maybe not"]}
+    seen = set()
+    for seed in range(8):
+        messages: list[Any] = [{"role": "user", "content": "Hi"}]
+        done = served.client.chat.completions.create(model=NAME, messages=messages, seed=seed, max_tokens=40, response_format=form)
+        seen.add(done.choices[0].message.content)
         assert done.choices[0].finish_reason == "stop"
+        chosen = served.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20, seed=seed, extra_body={"grammar": words})
+        assert (chosen.choices[0].text in words["value"], chosen.choices[0].finish_reason) == (True, "stop")
+    assert seen <= whole
+    assert len(seen) > 1
+    for wrong in ({"type": "nothing"}, {"$ref": "https://example.org/schema"}):
+        spoiled: Any = {"type": "json_schema", "json_schema": {"name": "t", "schema": wrong}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            served.client.chat.completions.create(model=NAME, messages=messages, response_format=spoiled)
+        assert "response_format" in str(caught.value.param)
 
 
 def test_what_is_known_of_the_model_and_of_the_server(served: House) -> None:

@@ -76,7 +76,7 @@ def agree(asked: Asked, chunks: Sequence[Mapping[str, Any]], whole: Mapping[str,
 @pytest.mark.parametrize(
     "how", [{}, {"top": 0}, {"top": 3}, {"explain": True}, {"top": 2, "explain": True}, {"echo": True}, {"echo": True, "top": 2}]
 )
-@pytest.mark.parametrize("verifier", ["token", "tree"])
+@pytest.mark.parametrize("verifier", ["token", "tree", "greedy"])
 def test_the_stream_of_an_engine_is_its_whole(route: str, how: dict[str, Any], verifier: str) -> None:
     if route == "chat" and "echo" in how:
         how = {"top": 5}
@@ -84,8 +84,9 @@ def test_the_stream_of_an_engine_is_its_whole(route: str, how: dict[str, Any], v
     logprobs: dict[str, Any] = {} if top is None else {"logprobs": top} if route == "completions" else {"logprobs": True, "top_logprobs": top}
     body = {"echo": True} if "echo" in how else {}
     proposer = "ngram_tree" if verifier == "tree" else "ngram"
+    stop, more = (["ab", "ha"], {}) if verifier != "greedy" else ([], {"temperature": 0, "ignore_eos": True, "logit_bias": {"0": 50}})
     asked = read(
-        route, n=2, max_tokens=24, seed=4, stop=["ab", "ha"], stream=True, stream_options={"include_usage": True}, **logprobs, **body,
+        route, n=2, max_tokens=24, seed=4, stop=stop, stream=True, stream_options={"include_usage": True}, **logprobs, **body, **more,
         speculation={"explain": "explain" in how, "verifier": verifier, "proposer": proposer},
     )  # fmt: skip
     told = wire.ran(MODEL, asked)
@@ -123,6 +124,8 @@ def test_the_stream_of_an_engine_is_its_whole(route: str, how: dict[str, Any], v
     assert usage["completion_tokens"] == sum(len(done.tokens) for done in generations)
     assert usage["prompt_tokens"] == sum(map(len, asked.prompts))
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == sum(done.stats.accepted for done in generations)
+    if verifier == "greedy":  # a text of one letter, which drafts foresee
+        assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     proposed = sum(event.proposed for _, event in told)
     assert sum(usage["completion_tokens_details"].values()) == proposed
 

@@ -40,6 +40,10 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
         access: says who may ask.
         log: told a line of every request.
         prompts: whether the line has what was asked.
+
+    >>> from specdec_fn.serve.assembly import example
+    >>> callable(application(example().desk, Access([], b""), log=print))
+    True
     """
     served, limits = desk.served, desk.served.limits
 
@@ -86,9 +90,8 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
         if isinstance(found, Ticket):
             return _json(as_object(found.id, found.created, found.status))
         known = json.loads(found.body) if found.body else None
-        failed = known is not None and "error" in known
-        told = as_object(found.id, found.created, found.status, None if failed else known, known["error"] if failed else None)
-        return _json(told)
+        failure = None if known is None else known.get("error")
+        return _json(as_object(found.id, found.created, found.status, None if failure else known, failure))
 
     async def health(request: Request) -> Response:
         load = desk.load()

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp
 
 from specdec_fn.engine import Config, Request
 from specdec_fn.engine.identity import identity
-from specdec_fn.models import Model
+from specdec_fn.models import Model, toy
+from specdec_fn.random import key
 from specdec_fn.serve.access import LOOPBACK, Access
 from specdec_fn.serve.app import application
 from specdec_fn.serve.asked import Served
@@ -22,7 +23,7 @@ from specdec_fn.serve.metrics import Metrics
 from specdec_fn.speculate import proposers
 from specdec_fn.text import Tokenizer
 
-__all__ = ["Assembly", "Settings", "assembled"]
+__all__ = ["Assembly", "Settings", "assembled", "example"]
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,8 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
     Raises:
         OSError, ValueError: settings that cannot be: what was received and what was expected.
 
-    >>> from specdec_fn.models import toy
-    >>> from specdec_fn.random import key
-    >>> tokenizer = Tokenizer(lambda text, special=False: list(text.encode()), lambda ids, skip_special=True: bytes(ids).decode(), None, (), 31)
-    >>> assembled(toy.llama(key(0)), tokenizer, Config(), Settings("toy")).desk.load().status
-    'failed'
+    >>> example().desk.load().free_pages
+    16
     """
     sizes, limits = model.config, settings.limits
     context = min(sizes.context if config.context is None else config.context, config.num_pages * config.page_size)
@@ -96,6 +94,23 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
     access = Access(settings.keys, secrets.token_bytes(32) if journal is None else journal.secret, hosts=hosts)
     unfinished = () if journal is None else tuple(entry.id for entry in journal.unfinished)
     return Assembly(application(desk, access, log=log, prompts=settings.prompts), desk, unfinished)
+
+
+def example() -> Assembly:
+    """A server of a tiny model with random weights, whose ids are bytes: for a look at how one behaves.
+
+    >>> example().desk.served.model
+    'toy'
+    """
+    tokenizer = Tokenizer(
+        lambda text, special=False: list(text.encode()),
+        lambda ids, skip_special=True: bytes(ids).decode("utf-8", "replace"),
+        lambda messages: [byte for one in messages for byte in f"{one['role']}: {one['content']}\n".encode()],
+        (),
+        256,
+        lambda id, skip_special=True: bytes([id]),
+    )
+    return assembled(toy.llama(key(0), vocab_size=256), tokenizer, Config(num_pages=16, invariant=True), Settings("toy"))
 
 
 def _drafting(draft: Model | None, target: Model) -> Callable[[Request], Request]:

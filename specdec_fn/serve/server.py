@@ -85,13 +85,22 @@ def bound(host: str, port: int) -> socket.socket:
 
     Raises:
         OSError: nobody can.
+
+    >>> with bound("127.0.0.1", 0) as listener:
+    ...     listener.getsockname()[1] > 0
+    True
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return socket.create_server(address[:2], family=family, backlog=2048)
 
 
 def url(listener: socket.socket) -> str:
-    """Where a socket listens, as clients write it."""
+    """Where a socket listens, as clients write it.
+
+    >>> with bound("127.0.0.1", 0) as listener:
+    ...     url(listener).rpartition(":")[0]
+    'http://127.0.0.1'
+    """
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -107,6 +116,12 @@ def serve(assembly: Assembly, listener: socket.socket, *, grace: float, up: Call
 
     Returns:
         The signal, and how many requests were cut off.
+
+    >>> import os, signal
+    >>> from specdec_fn.serve.assembly import example
+    >>> listener = bound("127.0.0.1", 0)
+    >>> serve(example(), listener, grace=0.0, up=lambda: os.kill(os.getpid(), signal.SIGTERM)) == (signal.SIGTERM, 0)
+    True
     """
     server = _server(assembly, grace, up)
     with asyncio.Runner() as runner:
@@ -128,6 +143,12 @@ def in_thread(assembly: Assembly, *, host: str = "127.0.0.1", port: int = 0, gra
 
     Raises:
         RuntimeError: it did not start.
+
+    >>> from urllib.request import urlopen
+    >>> from specdec_fn.serve.assembly import example
+    >>> with in_thread(example()) as place, urlopen(f"{place}/health") as answer:
+    ...     answer.status
+    200
     """
     listener = bound(host, port)
     up = threading.Event()

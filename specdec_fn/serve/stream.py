@@ -10,7 +10,7 @@ from specdec_fn.serve import answers, events
 from specdec_fn.serve.desk import Desk
 from specdec_fn.serve.ticket import Ticket
 
-__all__ = ["Stream", "gone", "whole"]
+__all__ = ["Stream", "whole"]
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -82,7 +82,7 @@ class Stream(Response):
 
 async def whole(desk: Desk, ticket: Ticket, receive: Receive) -> Response:
     """The whole answer, once it is there; a client that goes meanwhile withdraws its request."""
-    watch = asyncio.ensure_future(_disconnected(receive, lambda: gone(desk, ticket)))
+    watch = asyncio.ensure_future(_disconnected(receive, lambda: _gone(desk, ticket)))
     try:
         await ticket.wait()
     finally:
@@ -93,7 +93,7 @@ async def whole(desk: Desk, ticket: Ticket, receive: Receive) -> Response:
     raise ticket.failure
 
 
-def gone(desk: Desk, ticket: Ticket) -> None:
+def _gone(desk: Desk, ticket: Ticket) -> None:
     """What becomes of a request whose client has gone."""
     if not ticket.asked.background:
         desk.withdraw(ticket)

@@ -19,6 +19,16 @@ def round_of(host: str, port: int, path: str, bodies: list[Any]) -> dict[str, An
 
     Returns:
         "seconds"; and "answers", the bytes that each client received.
+
+    >>> import threading
+    >>> with socket.create_server(("localhost", 0)) as server:
+    ...     def serve() -> None:
+    ...         one, _ = server.accept()
+    ...         with one:
+    ...             one.sendall(b"seen " + one.recv(4096)[:4])
+    ...     threading.Thread(target=serve).start()
+    ...     round_of("localhost", server.getsockname()[1], "/", [{}])["answers"]
+    [b'seen POST']
     """
     requests = [_request(host, port, path, body) for body in bodies]
     got: list[list[bytes]] = [[] for _ in requests]
@@ -32,14 +42,14 @@ def round_of(host: str, port: int, path: str, bodies: list[Any]) -> dict[str, An
             watch.register(one, selectors.EVENT_READ, number)
         while watch.get_map():
             for ready, _ in watch.select():
-                one = ready.fileobj
-                assert isinstance(one, socket.socket)
-                data = one.recv(1 << 16)
+                reading = ready.fileobj
+                assert isinstance(reading, socket.socket), "nothing else is watched"
+                data = reading.recv(1 << 16)
                 if data:
                     got[ready.data].append(data)
                 else:
-                    watch.unregister(one)
-                    one.close()
+                    watch.unregister(reading)
+                    reading.close()
     return {"seconds": time.perf_counter() - start, "answers": [b"".join(parts) for parts in got]}
 
 

@@ -58,11 +58,19 @@ def rounds(
         seed: of the first round's first request; others follow.
         progress: is told which round is next.
         speculation: proposer, verifier and k, for both.
+
+    >>> from specdec_fn.models import toy
+    >>> from specdec_fn.random import key
+    >>> from specdec_fn.stages.stage import Mute
+    >>> from specdec_fn.text import Tokenizer
+    >>> letters = Tokenizer(None, lambda ids, skip_special=True: "".join(chr(65 + id) for id in ids), None, (), 32)
+    >>> rounds(toy.llama(key(0)), letters, [[1, 2], [3]], max_tokens=4, repeats=1, seed=0, progress=Mute()).same
+    True
     """
     from specdec_fn import engine, serve
     from specdec_fn.stages.serving import engine_for
 
-    how = {"proposer": "none", "verifier": "token", "k": 0} | speculation
+    how: dict[str, Any] = {"proposer": "none", "verifier": "token", "k": 0} | speculation
 
     def seeds(number: int) -> range:
         return range(seed + number * len(prompts), seed + (number + 1) * len(prompts))
