@@ -26,12 +26,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FIGURES = ("per_pass", "acceptance", "speed", "count", "passes", "first")
 LOADS = 7
 MOST = 1000.0  # milliseconds to the first paint
-SCREENS = {"wide": {"width": 1280, "height": 860}, "narrow": {"width": 390, "height": 844}}
+SCREENS = {"wide": {"width": 1280, "height": 920}, "narrow": {"width": 390, "height": 844}}
 PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
-SHOWN = (
-    "Copy this text, and then copy it once more:\n\n"
-    "A small model drafts a few tokens, and the large one reads them all in one pass. What it would have said itself is kept."
-)
 
 
 def main() -> int:
@@ -113,12 +109,11 @@ def _generated(browser: Any, url: str, said: list[str], pictures: Path | None) -
             if figures and pictures is None:
                 continue
             page = _opened(browser, url, said, viewport=viewport, color_scheme=scheme, has_touch=name == "narrow")
-            page.locator("#prompt").fill(SHOWN)
             if name == "narrow":
                 page.locator("#settings summary").click()
-            page.locator("#seed").fill("3")
-            page.locator("#temperature").fill("0.8")
-            page.locator("#max_tokens").fill("110")
+            page.locator("#seed").fill("6")
+            page.locator("#temperature").fill("0.6")
+            page.locator("#max_tokens").fill("96")
             if name == "narrow":
                 page.locator("#settings summary").click()
             page.locator("#send").click()

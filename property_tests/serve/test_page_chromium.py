@@ -141,7 +141,9 @@ def test_a_keyboard_is_enough(browser: Browser, served: House, passes: list[dict
 
     with opened(browser, served.url) as page:
         expect(page.locator("#proposer option").first).to_be_attached()
-        tab_to(page, "chat")
+        tab_to(page, "completion")
+        page.keyboard.press("ArrowLeft")
+        assert focused(page) == "chat"
         page.keyboard.press("ArrowRight")
         for name in ("prompt", "k", "temperature", "seed", "max_tokens"):
             tab_to(page, name)
@@ -363,9 +365,10 @@ def test_what_the_server_refuses_is_said_beside_the_field(browser: Browser, serv
         assert page.locator("[aria-invalid]").count() == 0
 
 
-def test_chat_and_the_drawn_seed(browser: Browser, served: House) -> None:
-    with opened(browser, served.url) as page:
+def test_chat_and_the_drawn_seed_and_the_copied_text(browser: Browser, served: House) -> None:
+    with opened(browser, served.url, permissions=["clipboard-read", "clipboard-write"]) as page:
         expect(page.locator("#proposer option").first).to_be_attached()
+        page.get_by_text("Chat", exact=True).click()
         page.get_by_label("Prompt", exact=True).fill("ab")
         page.locator("#max_tokens").fill("20")
         for _ in range(2):
@@ -379,6 +382,10 @@ def test_chat_and_the_drawn_seed(browser: Browser, served: House) -> None:
             model="toy", messages=[{"role": "user", "content": "ab"}], seed=int(seed), max_tokens=20, temperature=0.7
         )
         assert "".join(texts) == answer.choices[0].message.content
+        page.get_by_label("Rejected drafts").check()
+        page.get_by_role("button", name="Copy text").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("() => navigator.clipboard.readText()") == "".join(texts)
 
 
 def test_the_request_can_be_copied_as_curl(browser: Browser, served: House) -> None:

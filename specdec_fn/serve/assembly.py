@@ -20,7 +20,7 @@ from specdec_fn.serve.desk import Desk
 from specdec_fn.serve.journal import Journal
 from specdec_fn.serve.limits import Limits
 from specdec_fn.serve.metrics import Metrics
-from specdec_fn.speculate import proposers
+from specdec_fn.speculate import proposers, verifiers
 from specdec_fn.text import Tokenizer
 
 __all__ = ["Assembly", "Settings", "assembled", "example"]
@@ -82,6 +82,7 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
     >>> example().desk.load().free_pages
     16
     """
+    _check(settings)
     sizes, limits = model.config, settings.limits
     context = min(sizes.context if config.context is None else config.context, config.num_pages * config.page_size)
     vocabulary = _vocabulary(tokenizer, sizes.vocab_size)
@@ -111,6 +112,19 @@ def example() -> Assembly:
         lambda id, skip_special=True: bytes([id]),
     )
     return assembled(toy.llama(key(0), vocab_size=256), tokenizer, Config(num_pages=16, invariant=True), Settings("toy"))
+
+
+def _check(settings: Settings) -> None:
+    """Says at once what would otherwise be said to every client."""
+    rule = verifiers.all.get(settings.verifier)
+    if rule is None:
+        raise ValueError(f"verifier is {settings.verifier!r:.80}; expected one of {', '.join(verifiers.all)}")
+    if not rule.lossless and not settings.limits.lossy:
+        raise ValueError(f"verifier is {settings.verifier!r}, which does not keep the target's law; expected a lossless one, or Limits(lossy=True)")
+    known = ("none", *proposers.names, *(() if settings.draft is None else ("draft_model",)))
+    for name in (settings.proposer, *settings.limits.proposers):
+        if not set(name.split("+")) <= set(known) or "adaptive" in name.split("+"):
+            raise ValueError(f"proposer is {name!r:.80}; expected one of {', '.join(known)}, or some of them joined by +")
 
 
 def _drafting(draft: Model | None, target: Model) -> Callable[[Request], Request]:

@@ -5,8 +5,8 @@ import { Failure, ask, chunks } from './stream.js';
 import { tokenView } from './tokens.js';
 
 const EXAMPLES = {
+  pattern: ['completion', 'A cow is an animal that lives on a farm and eats grass.\nA bear is an animal that lives in a forest and eats fish.\nA camel is an animal that'],
   quote: ['chat', 'Repeat this text twice, word for word:\n\nThe quick brown fox jumps over the lazy dog. The lazy dog sleeps in the warm sun while the quick brown fox runs away.'],
-  list: ['completion', 'for name in ["red", "green", "blue"]:\n    print("the colour is", name)\n\nfor name in ["one", "two", "three"]:\n    print('],
   prose: ['chat', 'Tell me about the moon in a few sentences.'],
 };
 const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'seed', 'max_tokens'];
@@ -182,5 +182,5 @@ key.addEventListener('change', () => { known().then(() => blame(null), blame); }
 const wide = matchMedia('(min-width: 60rem)'), fold = () => { find('settings').open = wide.matches; };
 wide.addEventListener('change', fold);
 fold();
-[form.elements.mode.value, prompt.value] = EXAMPLES.quote;
+[form.elements.mode.value, prompt.value] = EXAMPLES.pattern;
 known().catch(blame);
