@@ -101,45 +101,45 @@ def serve(
         raise ValueError(f"--host is {host!r} without a key; expected 127.0.0.1, or --api-key (SPECDEC_API_KEY, --api-key-file) as well")
     drafter = o.proposer_name(proposer, draft_model)
     o.verifier_of(verifier, lossy)
-    listener = bound(host, port)
-    target, tokenizer = _loaded(model, dtype, quantize)
-    from specdec_fn.engine import Config
-    from specdec_fn.serve.assembly import Settings, assembled
-    from specdec_fn.serve.limits import Limits
+    with bound(host, port) as listener:
+        target, tokenizer = _loaded(model, dtype, quantize)
+        from specdec_fn.engine import Config
+        from specdec_fn.serve.assembly import Settings, assembled
+        from specdec_fn.serve.limits import Limits
 
-    offered = tuple(dict.fromkeys([*Limits.proposers, *(o.proposer_name(one, draft_model) for one in allow_proposer or ())]))
-    most = {"body": max_body, "max_tokens": max_tokens, "k": max(k, Limits.k), "requests": max_requests, "per_key": max_per_key}
-    limits = Limits(**most, seconds=timeout, stalled=stalled, proposers=offered, lossy=lossy)  # type: ignore[arg-type]
-    settings = Settings(
-        name or _name(model),
-        drafter,
-        verifier,
-        k,
-        limits,
-        keys=keys,
-        hosts=None if keys else (host, *(allow_host or ())),
-        state=state,
-        draft=o.load_draft(draft_model, tokenizer),
-        prompts=log_prompts,
-    )
-    config = Config(page_size, pages or pages_for(target, batch, page_size), batch, chunk, context, invariant=invariant)
-    served = assembled(target, tokenizer, config, settings, log=_silent if quiet else _to_stderr)
+        offered = tuple(dict.fromkeys([*Limits.proposers, *(o.proposer_name(one, draft_model) for one in allow_proposer or ())]))
+        most = {"body": max_body, "max_tokens": max_tokens, "k": max(k, Limits.k), "requests": max_requests, "per_key": max_per_key}
+        limits = Limits(**most, seconds=timeout, stalled=stalled, proposers=offered, lossy=lossy)  # type: ignore[arg-type]
+        settings = Settings(
+            name or _name(model),
+            drafter,
+            verifier,
+            k,
+            limits,
+            keys=keys,
+            hosts=None if keys else (host, *(allow_host or ())),
+            state=state,
+            draft=o.load_draft(draft_model, tokenizer),
+            prompts=log_prompts,
+        )
+        config = Config(page_size, pages or pages_for(target, batch, page_size), batch, chunk, context, invariant=invariant)
+        served = assembled(target, tokenizer, config, settings, log=_silent if quiet else _to_stderr)
 
-    def ready() -> None:
-        place = url(listener)
-        if json_:
-            told = {"url": place, "model": settings.name, "pid": os.getpid(), "resumed": served.unfinished}
-            print(json.dumps(told), flush=True)
-            return
-        print(f"{settings.name} at {place}/v1, a page to play with at {place}/", flush=True)
-        if served.unfinished:
-            print(f"{len(served.unfinished)} unfinished request(s) of {state} go on", flush=True)
+        def ready() -> None:
+            place = url(listener)
+            if json_:
+                told = {"url": place, "model": settings.name, "pid": os.getpid(), "resumed": served.unfinished}
+                print(json.dumps(told), flush=True)
+                return
+            print(f"{settings.name} at {place}/v1, a page to play with at {place}/", flush=True)
+            if served.unfinished:
+                print(f"{len(served.unfinished)} unfinished request(s) of {state} go on", flush=True)
 
-    asked, cut = run(served, listener, grace=grace, up=ready)
-    if cut:
-        rest = "they go on when it is started again" if state else "they are lost (--state would keep them)"
-        print(f"specdec: {cut} request(s) were cut off; {rest}", file=sys.stderr)
-    return 130 if asked == signal.SIGINT else 0
+        asked, cut = run(served, listener, grace=grace, up=ready)
+        if cut:
+            rest = "they go on when it is started again" if state else "they are lost (--state would keep them)"
+            print(f"specdec: {cut} request(s) were cut off; {rest}", file=sys.stderr)
+        return 130 if asked == signal.SIGINT else 0
 
 
 def _keys(given: list[str], file: Path | None) -> list[str]:

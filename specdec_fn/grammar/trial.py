@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 __all__ = ["LIMITS", "SECONDS", "refusal"]
 
@@ -19,7 +20,9 @@ PATIENCE = 30.0  # seconds on the clock, where there is little of the processor
 BYTES = 1 << 30
 
 # Less than llguidance's own: a mask of a grammar at the limits takes about a tenth of a second, and an automaton some tens of MB.
-LIMITS = MappingProxyType({"initial_lexer_fuel": 200_000, "step_max_items": 10_000, "max_lexer_states": 20_000, "verbose_errors": False})
+LIMITS: MappingProxyType[str, Any] = MappingProxyType(
+    {"initial_lexer_fuel": 200_000, "step_max_items": 10_000, "max_lexer_states": 20_000, "verbose_errors": False}
+)
 
 _CHILD = """
 import json, sys

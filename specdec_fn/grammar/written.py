@@ -11,7 +11,13 @@ from specdec_fn.grammar.vocabulary import Vocabulary
 __all__ = ["choice", "json_object", "json_schema", "lark", "regex"]
 
 # Every optional space would make an answer longer without end.
-COMPACT = (("whitespace_flexible", False), ("item_separator", ","), ("key_separator", ":"), ("lenient", False), ("coerce_one_of", False))
+COMPACT: tuple[tuple[str, Any], ...] = (
+    ("whitespace_flexible", False),
+    ("item_separator", ","),
+    ("key_separator", ":"),
+    ("lenient", False),
+    ("coerce_one_of", False),
+)
 
 
 def json_schema(known: Vocabulary, schema: Mapping[str, Any] | bool) -> Constraint:
@@ -42,8 +48,9 @@ def json_schema(known: Vocabulary, schema: Mapping[str, Any] | bool) -> Constrai
     if schema is not True and "x-guidance" in schema:
         raise ValueError("the schema has 'x-guidance'; expected a schema without it, since it changes how JSON is spaced")
     try:
+        options: Any = dict(COMPACT)
         text = json.dumps({} if schema is True else schema, allow_nan=False)
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides=dict(COMPACT))
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides=options)
     except RecursionError:
         raise ValueError("the schema is nested too deeply; expected fewer levels") from None
     except (TypeError, ValueError) as error:

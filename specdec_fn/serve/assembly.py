@@ -90,7 +90,12 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
         settings.name, tokenizer, context, sizes.vocab_size, limits, settings.proposer, settings.verifier, settings.k, vocabulary=vocabulary
     )
     journal = None if settings.state is None else Journal(settings.state, f"{identity(model)} {config.invariant}", kept=limits.kept)
-    desk = Desk(served, model, config, Metrics(settings.name), journal=journal, drafting=_drafting(settings.draft, model))
+    try:
+        desk = Desk(served, model, config, Metrics(settings.name), journal=journal, drafting=_drafting(settings.draft, model))
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
     hosts = None if settings.hosts is None else (*LOOPBACK, *settings.hosts)
     access = Access(settings.keys, secrets.token_bytes(32) if journal is None else journal.secret, hosts=hosts)
     unfinished = () if journal is None else tuple(entry.id for entry in journal.unfinished)

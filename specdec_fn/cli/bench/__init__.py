@@ -6,6 +6,7 @@ from specdec_fn.cli.bench.arrivals import arrivals
 from specdec_fn.cli.bench.batching import batching
 from specdec_fn.cli.bench.chunks import chunks
 from specdec_fn.cli.bench.clients import clients
+from specdec_fn.cli.bench.constrained import constrained
 from specdec_fn.cli.bench.continuous import continuous
 from specdec_fn.cli.bench.coupled import coupled
 from specdec_fn.cli.bench.crash import crash
@@ -63,6 +64,7 @@ COMMANDS = (
     (clients, "a crowd of clients, and memory"),
     (malformed, "malformed requests, all refused"),
     (crash, "a server killed and started again"),
+    (constrained, "JSON schemas under speculation, all valid"),
     (soak, "random requests for memory and pages"),
 )
 for command, short in COMMANDS:
