@@ -34,8 +34,8 @@ def main() -> int:
     """Looks, and says what was seen."""
     options = _options()
     chromium = os.environ.get("CHROMIUM") or next((path for path in map(shutil.which, NAMES) if path), None)
-    if chromium is None:
-        return _refuse(f"no browser is installed; expected one of {', '.join(NAMES)} on the path, or its file in CHROMIUM")
+    if chromium is None or shutil.which(chromium) is None:
+        return _refuse(f"no browser is {chromium or 'installed'}; expected one of {', '.join(NAMES)} on the path, or its file in CHROMIUM")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

@@ -16,6 +16,7 @@ from specdec_fn.engine.event import Event
 from specdec_fn.engine.generation import Stats
 from specdec_fn.engine.state import Counters
 from specdec_fn.models import toy
+from specdec_fn.serve import app
 from specdec_fn.serve.metrics import PARTS, REASONS, ROUTES, Metrics
 
 TARGET = toy.bigram(0.84 * torch.eye(16).roll(1, dims=1) + 0.01)  # mostly the next id, so that some of what is drafted is accepted
@@ -150,11 +151,12 @@ def test_totals_only_grow_and_two_servers_count_apart() -> None:
     first, second = Metrics("one"), Metrics("two")
     room = {"waiting": 0, "running": 0, "free_pages": 1, "pages": 1}
     for emitted in (5, 5, 9):
-        first.stepped(Counters(emitted=emitted), [], {}, **room)
+        first.stepped(Counters(emitted=emitted), [Event(0, [], [], "error")], {}, **room)  # an event without tokens is no pass
     assert read(first)["specdec_emitted_tokens_total"][()] == 9
     first.stepped(Counters(emitted=2), [], {}, **room)  # an engine that began anew
     first.stepped(Counters(emitted=3), [], {}, **room)
     assert read(first)["specdec_emitted_tokens_total"][()] == 10
+    assert read(first)["specdec_passes_total"][()] == read(first)["specdec_pass_tokens_count"][()] == 0
     assert read(second)["specdec_emitted_tokens_total"][()] == 0
 
 
@@ -180,8 +182,6 @@ def test_nothing_of_the_process_and_no_times_of_making() -> None:
 
 
 def test_the_routes_are_those_of_the_application() -> None:
-    from specdec_fn.serve import app
-
     assert set(app.ROUTES) == set(ROUTES)
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from specdec_fn import SamplingParams
 
 from .browser import browsing, fill, opened, send
-from .house import LETTERS, House, alone, house
+from .house import House, alone, house
 
 PROMPT = "abc abc abc abc ab"
 ASKED = {"temperature": 0.3, "seed": 5, "max_tokens": 100, "k": 4, "proposer": "ngram", "verifier": "token"}
@@ -401,7 +401,3 @@ def test_the_request_can_be_copied_as_curl(browser: Browser, served: House) -> N
         assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.3, 5, 100)
         assert body["speculation"] == {"proposer": "ngram", "verifier": "token", "k": 4, "explain": True}
         assert body["stream"] is True
-
-
-def test_the_letters_of_the_toy_are_those_of_the_prompt() -> None:
-    assert set(PROMPT) <= set(LETTERS)
