@@ -43,9 +43,7 @@ def test_it_serves_until_a_signal_and_prints_no_prompt(tiny: Path, number: signa
         process.send_signal(number)
         rest, errors = process.communicate(timeout=60)
     model, tokenizer = load(tiny)
-    expected = generate(
-        model, "abcabcab", tokenizer=tokenizer, seed=3, max_tokens=12, ignore_eos=True, proposer="ngram", invariant=True
-    ).text
+    expected = generate(model, "abcabcab", tokenizer=tokenizer, seed=3, max_tokens=12, ignore_eos=True, proposer="ngram", invariant=True).text
     assert answer.json()["choices"][0]["text"] == expected
     assert (process.returncode, rest) == (code, "")
     assert "POST /v1/completions 200" in errors

@@ -24,6 +24,7 @@ def browsing() -> Iterator[Browser]:
     program = chromium()
     if program is None:
         pytest.skip(MISSING)
+    expect.set_options(timeout=30_000)  # far more than anything takes, on a machine that is busy, too
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -35,7 +36,7 @@ def opened(browser: Browser, url: str, *, script: str = "", expected: str | None
     """A page that has loaded; whatever its console says fails the test, but for messages that have ``expected`` in them."""
     said: list[str] = []
     made = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-    made.set_default_timeout(20_000)
+    made.set_default_timeout(30_000)
     try:
         page = made.new_page()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))

@@ -69,6 +69,13 @@ def test_the_tokens_are_the_text_and_have_their_kinds(answered: Page, passes: li
     assert set(kinds) == {"accepted", "recovered", "bonus", "plain"}
 
 
+def test_every_token_can_be_pointed_at(answered: Page) -> None:
+    texts = answered.locator("#output .t[data-i]").all_text_contents()
+    assert "\n" in texts, "the answer has no token that is a line break"
+    sizes = answered.locator("#output .t[data-i]").evaluate_all("all => all.map(el => el.getBoundingClientRect().width)")
+    assert min(sizes) > 2
+
+
 def test_kinds_can_be_told_apart_without_colours(answered: Page) -> None:
     lines = answered.locator("#output .t[data-i]").evaluate_all(
         "all => Object.fromEntries(all.map(el => [el.classList[1], getComputedStyle(el)]).map(([kind, of]) => "

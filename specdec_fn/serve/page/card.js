@@ -10,6 +10,7 @@ export function number(value) {
   if (value === null || value === undefined) return '–';
   if (value === 0 || value === 1) return String(value);
   if (value < 0.0005) return value.toExponential(1);
+  if (value < 1 && value >= 0.99995) return `1 − ${(1 - value).toExponential(1)}`;
   return value.toFixed(value < 10 ? 4 : 1);
 }
 
@@ -65,7 +66,8 @@ function decided(node, pass) {
   fill.style.width = `${100 * Math.min(1, Math.max(0, judged.bound))}%`;
   tick.style.left = `${100 * judged.u}%`;
   const sign = judged.u < judged.bound ? '<' : '≥';
-  const note = `${judged === node ? '' : `${visible(judged.text)}: `}u ${number(judged.u)} ${sign} bound ${number(judged.bound)}`;
+  const close = number(judged.u) === number(judged.bound), told = (value) => (close ? String(value) : number(value));
+  const note = `${judged === node ? '' : `${visible(judged.text)}: `}u ${told(judged.u)} ${sign} bound ${told(judged.bound)}`;
   return [h('div', { class: 'line', role: 'img', 'aria-label': note }, h('span', { class: 'track' }, fill, tick), h('small', {}, note))];
 }
 

@@ -90,7 +90,7 @@ function done(how) {
   const use = document.createElement('button');
   Object.assign(use, { type: 'button', className: 'quiet', textContent: `seed ${seed}`, title: 'Use this seed again' });
   use.addEventListener('click', () => { find('seed').value = seed; });
-  say(`${how}: ${meter.tokens} tokens in ${meter.seconds.toFixed(1)} s`, ...(seed === null ? [] : [use]));
+  say(`${how}: ${meter.tokens} tokens in ${meter.seconds.toFixed(1)} s, `, ...(seed === null ? [] : [use]));
 }
 
 const say = (...what) => find('status').replaceChildren(...what);

@@ -49,7 +49,10 @@ export function tokenView(box, card) {
         if (item.el) item.el.append(part);
         else emitted(item, part);
         if (item.left) break;
-        if (part.endsWith('\n')) line = null;
+        if (part.endsWith('\n')) {
+          item.el.classList.toggle('break', !item.el.textContent.trim()); // which would have no place to point at
+          line = null;
+        }
       }
       queue.shift();
     }
@@ -148,7 +151,7 @@ export function tokenView(box, card) {
   };
 
   function row(step) {
-    const at = tokens[active].el.getClientRects()[0], middle = at.left + at.width / 2;
+    const at = tokens[active].el.getBoundingClientRect(), middle = at.left + at.width / 2;
     let best = active, off = Infinity, top = null;
     for (let i = active + step; tokens[i]; i += step) {
       const rect = tokens[i].el.getClientRects()[0];
