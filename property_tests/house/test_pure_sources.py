@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EFFECTS = ("batch", "doors.py", "load.py", "measure", "__init__.py", "__main__.py", "cli", "stages", "serve", "adapters", "trace")  # floors 4 and up
+EFFECTS = (
+    "batch",
+    "doors.py",
+    "load.py",
+    "measure",
+    "__init__.py",
+    "__main__.py",
+    "cli",
+    "stages",
+    "serve",
+    "adapters",
+    "grammar",
+    "trace",
+)  # floors 4 and up
 # The doors of the kernels' own source root: rooms of a command, ``python -m specdec_kernels.ahead``. It compiles every kernel in processes of its
 # own, whose environment it chooses, and prints what it finds. No other room imports them, so no function of values has effects through them.
 DOORS = ("ahead.py", "ahead_measure.py")

@@ -12,6 +12,27 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MISSING = "no Chromium: neither CHROMIUM nor the path names one"
 
+# How many texts are seen, and those that stand out too little from what is behind them, with the contrast of each.
+POOR = """() => {
+  const parse = (colour) => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+  const over = (front, back) => front.slice(0, 3).map((part, i) => part * front[3] + back[i] * (1 - front[3]));
+  const linear = (part) => ((part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const luminance = (rgb) => 0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2]);
+  const behind = (el) => (el ? over(parse(getComputedStyle(el).backgroundColor), behind(el.parentElement)) : [255, 255, 255]);
+  const poor = [];
+  let seen = 0;
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const el = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !el.checkVisibility({ visibilityProperty: true }) || el.closest(':disabled, noscript, .hidden')) continue;
+    seen += 1;
+    const back = behind(el), [a, b] = [luminance(over(parse(getComputedStyle(el).color), back)), luminance(back)].sort((x, y) => x - y);
+    const ratio = (b + 0.05) / (a + 0.05);
+    if (ratio < 4.5) poor.push([el.className || el.tagName, walk.currentNode.data.trim(), ratio]);
+  }
+  return [seen, poor];
+}"""
+
 
 def chromium() -> str | None:
     """The program, which CHROMIUM may name."""

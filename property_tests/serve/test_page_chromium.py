@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from specdec_fn import SamplingParams
 
-from .browser import browsing, fill, opened, send
+from .browser import POOR, browsing, fill, opened, send
 from .house import House, alone, house
 
 PROMPT = "abc abc abc abc ab"
@@ -290,25 +290,11 @@ def test_thousands_of_tokens_are_only_ever_appended(answered: Page) -> None:
     assert result["lines"] > 200
 
 
-POOR = """() => {
-  const parse = (colour) => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
-  const over = (front, back) => front.slice(0, 3).map((part, i) => part * front[3] + back[i] * (1 - front[3]));
-  const linear = (part) => ((part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-  const luminance = (rgb) => 0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2]);
-  const behind = (el) => (el ? over(parse(getComputedStyle(el).backgroundColor), behind(el.parentElement)) : [255, 255, 255]);
-  const poor = [];
-  let seen = 0;
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const el = walk.currentNode.parentElement;
-    if (!walk.currentNode.data.trim() || !el.checkVisibility({ visibilityProperty: true }) || el.closest(':disabled, noscript, .hidden')) continue;
-    seen += 1;
-    const back = behind(el), [a, b] = [luminance(over(parse(getComputedStyle(el).color), back)), luminance(back)].sort((x, y) => x - y);
-    const ratio = (b + 0.05) / (a + 0.05);
-    if (ratio < 4.5) poor.push([el.className || el.tagName, walk.currentNode.data.trim(), ratio]);
-  }
-  return [seen, poor];
-}"""
+def test_numbers_never_round_to_what_they_are_not(answered: Page) -> None:
+    shown = answered.evaluate(
+        "async (all) => { const { number } = await import('/card.js'); return all.map(number); }", [None, 0, 1, 0.25, 1e-5, 0.99997]
+    )
+    assert shown == ["–", "0", "1", "0.2500", "1.0e-5", "1 − 3.0e-5"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
