@@ -105,7 +105,7 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
     async def described(request: Request) -> Response:
         return _json(description)
 
-    about = _about(desk)
+    about, files = _about(desk), page.files()
     description = openapi.description(served, keys=access.keyed)
     routes = [
         Route("/v1/completions", endpoint("completions"), methods=["POST"]),
@@ -116,23 +116,23 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/openapi.json", described),
-        *(Route(path, _file(content, kind)) for path, (content, kind) in page.files().items()),
+        *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
     handlers: Mapping[Any, Any] = {Refusal: _refused, HTTPException: _no_such, ClientDisconnect: _left, Exception: _fault}
-    return _Around(Starlette(routes=routes, exception_handlers=handlers), access, desk, log)
+    return _Around(Starlette(routes=routes, exception_handlers=handlers), access, desk, log, frozenset(files))
 
 
 class _Around:
     """What every request has in common: it is checked where it came to, counted, logged, and answered in OpenAI's shape whatever happens."""
 
-    def __init__(self, inner: ASGIApp, access: Access, desk: Desk, log: Callable[[str], None]) -> None:
-        self._inner, self._access, self._desk, self._log = inner, access, desk, log
+    def __init__(self, inner: ASGIApp, access: Access, desk: Desk, log: Callable[[str], None], files: frozenset[str]) -> None:
+        self._inner, self._access, self._desk, self._log, self._files = inner, access, desk, log, files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        route, start, status = _route(scope["path"]), time.monotonic(), 0
+        route, start, status = "/" if scope["path"] in self._files else _route(scope["path"]), time.monotonic(), 0
 
         async def sending(message: Any) -> None:
             nonlocal status
