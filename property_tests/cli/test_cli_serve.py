@@ -1,7 +1,9 @@
 """``specdec serve``: what it refuses before anything is loaded, and a process of its own that is asked, stopped and killed."""
 
+import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,8 @@ import httpx2 as http
 import pytest
 
 from specdec_fn import generate, load
+from specdec_fn.engine import Config
+from specdec_fn.serve.assembly import Settings, assembled
 
 Specdec = Callable[..., Any]
 BODY = {"model": "tiny", "prompt": "abcabcab", "max_tokens": 12, "seed": 3, "ignore_eos": True}
@@ -67,16 +71,21 @@ def test_keys_come_from_the_environment_or_a_file_and_are_not_printed(tiny: Path
 
 
 def test_what_cannot_be_is_refused_in_one_line(specdec: Specdec, tiny: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
+    empty, foreign = tmp_path / "empty", tmp_path / "foreign"
     empty.touch()
+    foreign.write_bytes("schlüssel\n".encode("latin-1"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for options, words in (
             (("--host", "0.0.0.0"), "without a key; expected 127.0.0.1, or --api-key"),
-            (("--port", port), "in use"),
+            (("--port", port), f"--port is {port}, which is in use; expected another, or 0 for a free one"),
+            (("--host", "x" * 99, "--api-key", "k"), "which has no address; expected"),
+            (("--host", "192.0.2.1", "--api-key", "k"), "--host is '192.0.2.1', which is no address of this machine; expected"),
             (("--port", 99999), "99999"),
             (("--api-key-file", empty), "has no key"),
             (("--api-key-file", tmp_path / "none"), "No such file"),
+            (("--api-key-file", foreign), f"--api-key-file {str(foreign)!r} is not UTF-8; expected one key a line"),
+            (("--proposer", "ngram_tree"), 'verifier is "token"; expected a proposer without trees, or one of the verifiers'),
             (("--proposer", "nobody"), "proposer is 'nobody'; expected one of"),
             (("--verifier", "typical"), "--lossy"),
             (("--verifier", "nobody"), "nobody"),
@@ -92,3 +101,49 @@ def test_what_cannot_be_is_refused_in_one_line(specdec: Specdec, tiny: Path, tmp
             assert words in run.err, options
             assert len(run.err.strip().splitlines()) == 1, options
             assert run.out == "", options
+
+
+def test_the_help_says_what_load_takes_in_an_order_of_its_own(specdec: Specdec) -> None:
+    text = specdec("serve", "--help").out
+    listed = re.findall(r"^  (--[a-z-]+)", text, flags=re.MULTILINE)
+    groups = ("--model", "--host", "--proposer", "--invariant", "--max-tokens", "--grace", "--log-prompts")  # the first of each
+    assert [listed.index(name) for name in groups] == sorted(listed.index(name) for name in groups)
+    with pytest.raises(ValueError, match="expected one of") as refused:
+        load("smollm2-135m", dtype="nothing")
+    help_of_dtype = text[text.index("--dtype") : text.index("--quantize")]
+    assert set(re.findall(r"b?float\d+", help_of_dtype)) == set(re.findall(r"b?float\d+", str(refused.value)))
+
+
+def test_a_host_that_nobody_knows_and_a_port_that_is_not_ours(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*address: Any, **how: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def forbidden(*address: Any, **how: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", nobody)
+        run = specdec("serve", "--host", "there", "--api-key", "k")
+    expected = "specdec: --host is 'there', which has no address; expected an address or a name of this machine\n"
+    assert (run.code, run.out, run.err) == (2, "", expected)
+    monkeypatch.setattr(socket, "create_server", forbidden)
+    run = specdec("serve", "--port", 80)
+    assert (run.code, run.out, run.err) == (
+        2,
+        "",
+        "specdec: --port is 80, which this user may not take; expected 1024 or more, or 0 for a free one\n",
+    )
+
+
+def test_a_server_that_would_refuse_every_default_request_is_not_put_together(tiny: Path) -> None:
+    def put_together(proposer: str, verifier: str) -> None:
+        assembled(*load(tiny), Config(num_pages=16), Settings("tiny", proposer, verifier))
+
+    for proposer, verifier in (("ngram", "greedy"), ("ngram_tree", "greedy"), ("ngram_tree", "tree"), ("suffix+ngram", "block")):
+        put_together(proposer, verifier)
+    for proposer, verifier in (("ngram_tree", "token"), ("suffix+ngram_tree", "block")):
+        with pytest.raises(
+            ValueError, match=f'^verifier is "{verifier}"; expected a proposer without trees, or one of the verifiers .*tree'
+        ) as refused:
+            put_together(proposer, verifier)
+        assert refused.type is ValueError

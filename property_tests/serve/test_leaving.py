@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx2 as http
@@ -228,7 +228,9 @@ def test_what_is_cut_off_stays_in_the_log_and_goes_on(monkeypatch: pytest.Monkey
     state, slow = str(tmp_path / "state"), Slow(monkeypatch)
     with house(grace=0.0, state=state) as served, ThreadPoolExecutor(2) as pool:
         both = [pool.submit(begun, served, {**LONG, "max_tokens": 60}) for _ in range(2)]
-        slow.go(2)  # the second is taken in between two steps
+        while not all(one.done() for one in both):  # the second is taken in between two steps
+            slow.go(1)
+            wait(both, timeout=0.1)
         stays, gone = (one.result()["id"] for one in both)
         assert http.delete(f"{served.url}/v1/requests/{gone}").json()["status"] == "cancelled"
         waiting = slow.go_once(lambda: closed(served))

@@ -1,5 +1,6 @@
 """The metrics: what Prometheus reads is what an engine's events say, and clients cannot make it grow."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -175,6 +176,14 @@ def test_names_from_outside_do_not_make_series() -> None:
     assert sum(found["specdec_proposer_passes_total"].values()) == 300
     assert len(found["specdec_position_drafted_total"]) == 65
     assert sum(found["specdec_position_drafted_total"].values()) == 300 * 200
+
+
+def test_names_that_are_joined_count_once_in_whatever_order() -> None:
+    metrics = Metrics("toy")
+    for joined in itertools.permutations(("ngram", "quantized", "suffix", "early_exit")):
+        metrics.ended("stop", "+".join((*joined, joined[0])), Stats(1, 2, 1, 3, ()))
+    metrics.ended("stop", "suffix", Stats(1, 2, 1, 3, ()))
+    assert read(metrics)["specdec_proposer_passes_total"] == {("early_exit+ngram+quantized+suffix",): 24, ("suffix",): 1}
 
 
 def test_nothing_of_the_process_and_no_times_of_making() -> None:

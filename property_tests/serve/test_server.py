@@ -8,6 +8,7 @@ from typing import Any
 import httpx2 as http
 import openai
 import pytest
+from jsonschema import Draft202012Validator
 
 from specdec_fn import SamplingParams
 from specdec_fn.batch import seed_of
@@ -200,6 +201,23 @@ def test_what_is_known_of_the_model_and_of_the_server(served: House) -> None:
     text = http.get(f"{served.url}/metrics").text
     assert "specdec_emitted_tokens_total" in text
     assert http.get(f"{served.url}/openapi.json").json()["openapi"].startswith("3.1")
+
+
+def test_what_is_answered_follows_the_description(served: House) -> None:
+    description = http.get(f"{served.url}/openapi.json").json()
+    done = http.post(f"{served.url}/v1/completions", json={"model": NAME, "prompt": PROMPT, "max_tokens": 3, "logprobs": 1}).json()
+    explained = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "speculation": {"explain": True}}
+    for method, path, route, body in (
+        ("get", "/health", "/health", None),
+        ("get", "/v1/models", "/v1/models", None),
+        ("get", f"/v1/models/{NAME}", "/v1/models/{model}", None),
+        ("get", f"/v1/requests/{done['id']}", "/v1/requests/{id}", None),
+        ("post", "/v1/completions", "/v1/completions", {"model": NAME, "prompt": PROMPT, "max_tokens": 3, "logprobs": 2, "echo": True}),
+        ("post", "/v1/chat/completions", "/v1/chat/completions", explained),
+    ):
+        answer = http.request(method, f"{served.url}{path}", json=body)
+        schema = description["paths"][route][method]["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+        Draft202012Validator({**schema, "components": description["components"]}).validate(answer.json())
 
 
 def test_a_result_can_be_read_again_and_a_background_request_outlives_its_connection(served: House) -> None:

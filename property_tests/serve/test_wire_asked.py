@@ -14,8 +14,9 @@ from jsonschema import Draft202012Validator
 from specdec_fn import engine
 from specdec_fn.batch import seed_of
 from specdec_fn.sampling import SamplingParams
-from specdec_fn.serve import chat, completion, controls, desk, openapi
+from specdec_fn.serve import chat, choices, completion, controls, logged, openapi
 from specdec_fn.serve.asked import Asked, Served
+from specdec_fn.serve.journal import Entry
 from specdec_fn.serve.limits import Limits
 from specdec_fn.serve.refusal import Refusal
 from specdec_fn.speculate import verifiers
@@ -134,6 +135,76 @@ def test_lengths() -> None:
     assert refusal("chat", small, max_tokens=8).param == "max_tokens"
 
 
+def test_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    longest = max(map(len, wire.PIECES))
+    assert choices.longest(wire.tokenizer()) == longest
+    assert choices.longest(wire.tokenizer()._replace(token_bytes=None)) is None
+    holds = wire.CONTEXT * longest
+
+    def never(*about: Any, **more: Any) -> list[int]:
+        raise AssertionError("the text is encoded")
+
+    unread = wire.served(longest=longest, tokenizer=wire.tokenizer()._replace(encode=never, chat=never))
+    say = [{"role": "user", "content": "a" * (holds // 2)}, {"role": "user", "content": [{"type": "text", "text": "é" * (holds // 4 + 1)}]}]
+    over: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("completions", "prompt", {"prompt": "a" * (holds + 1)}),
+        ("completions", "prompt", {"prompt": "é" * (holds // 2 + 1)}),
+        ("completions", "prompt[1]", {"prompt": ["a" * holds, "é" * (holds // 2 + 1)]}),
+        ("chat", "messages", {"messages": say}),
+    )
+    for route, param, body in over:
+        served = unread if param != "prompt[1]" else wire.served(longest=longest, tokenizer=wire.tokenizer()._replace(encode=lambda text: [0]))
+        found = refusal(route, served, **body)
+        assert (found.status, found.param, found.code) == (400, param, "context_length_exceeded")
+        assert f"expected at most {holds}, what a context of {wire.CONTEXT} tokens of at most {longest} bytes can hold" in found.message
+    for route, body in (("completions", {"prompt": "a" * holds}), ("chat", {"messages": [{"role": "user", "content": "a" * holds}]})):
+        with pytest.raises(AssertionError, match="encoded"):
+            read(route, unread, **body)  # as long as could be: only its tokens can tell
+
+
+def test_as_many_messages_and_parts_as_are_taken() -> None:
+    few, part = wire.served(limits=Limits(messages=3)), {"type": "text", "text": "a"}
+    assert read("chat", few, messages=[{"role": "user", "content": [part] * 3}] * 3)
+    assert (
+        refusal("chat", few, messages=[{"role": "user", "content": "a"}] * 4).message == "messages is a list of 4; expected a list of 1 to 3 messages"
+    )
+    assert refusal("chat", few, messages=[{"role": "user", "content": [part] * 4}]).param == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    ("body", "entries"),
+    [
+        ({"max_tokens": 10}, 10),
+        ({"max_tokens": 10, "n": 3}, 30),
+        ({"max_tokens": 10, "n": 2, "prompt": ["a", "bc"]}, 40),
+        ({"max_tokens": 10, "logprobs": 0}, 10),
+        ({"max_tokens": 10, "logprobs": 4}, 50),
+        ({"max_tokens": 10, "logprobs": 4, "echo": True, "n": 2}, (10 + 3) * 5 * 2),
+        ({"max_tokens": 10, "echo": True, "prompt": ["a", "bc"]}, 10 + 1 + 10 + 2),
+        ({"max_tokens": 10, "logprobs": 1, "speculation": {"k": 6, "explain": True}}, 10 * (1 + 1 + 6)),
+        ({"max_tokens": 10, "speculation": {"k": 6}}, 10),
+    ],
+)
+def test_the_size_of_an_answer_is_limited(body: dict[str, Any], entries: int) -> None:
+    assert read("completions", wire.served(limits=Limits(entries=entries)), **body).requests[0].max_tokens == 10
+    found = refusal("completions", wire.served(limits=Limits(entries=entries - 1)), **body)
+    assert (found.status, found.param) == (400, "max_tokens")
+    assert f"expected at most {entries - 1} entries, as with max_tokens 9" in found.message
+    assert read("completions", wire.served(limits=Limits(entries=entries - 1)), **{**body, "max_tokens": 9}).requests[0].max_tokens == 9
+
+
+def test_an_answer_of_open_length_ends_where_the_limit_is() -> None:
+    small = wire.served(limits=Limits(entries=100))
+    assert [one.max_tokens for one in read("chat", small, n=2, logprobs=True, top_logprobs=4).requests] == [10, 10]
+    assert refusal("chat", small, n=2, logprobs=True, top_logprobs=4, max_completion_tokens=11).param == "max_completion_tokens"
+    full = refusal("completions", small, prompt=[0] * 60, echo=True, n=2)
+    assert full.message == "the answer may have 122 tokens, of 1 entries each; expected at most 100 entries"
+    huge = wire.served(context=10**6, limits=Limits())
+    assert refusal("completions", huge, n=16, max_tokens=8000, logprobs=20).message == (
+        "the answer may have 128000 tokens, of 21 entries each; expected at most 200000 entries, as with max_tokens 595"
+    )
+
+
 def test_a_tokenizer_with_a_bos_takes_an_empty_prompt() -> None:
     plain = wire.tokenizer()
     bos = wire.served(tokenizer=plain._replace(encode=lambda text, special=False: [wire.END, *plain.encode(text)]))
@@ -185,6 +256,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("stream_options", {"x": 1}, "stream_options.x"),
     *(("speculation", {"proposer": name}, "speculation.proposer") for name in ("quantized", "draft_model", "ngram+none", "ngram+", "", 5, "ngram\n")),
+    *(("speculation", {"proposer": name}, "speculation.proposer") for name in ("ngram+ngram", "ngram+suffix+ngram", "none+none", "suffix+" * 5000)),
     ("speculation", {"proposer": "ngram_tree"}, "speculation.proposer"),
     *(("speculation", {"verifier": name}, "speculation.verifier") for name in ("typical", "lenient", "tokens", 5, ["token"])),
     ("speculation", {"verifier": "greedy"}, "temperature"),
@@ -423,7 +495,7 @@ def test_a_body_with_what_it_left_open_comes_to_the_same(body: dict[str, Any]) -
     except Refusal:
         return
     other = LOSSY._replace(proposer="suffix", verifier="coupled", k=1)
-    assert completion.asked(desk._settled(body, asked), other, 0) == asked
+    assert logged.unlogged(Entry("a", "completions", b"", 0, logged.logged(body, asked)), other) == asked
 
 
 leaves = (

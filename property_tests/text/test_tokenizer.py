@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import sys
+import threading
 
 import pytest
 import regex
@@ -140,6 +142,30 @@ def test_ids_that_are_none_are_refused(smollm, ids, error):
 def test_text_that_is_none_is_refused(smollm, text, error):
     with pytest.raises(error, match="text: received"):
         smollm.encode(text)
+
+
+def test_a_long_text_is_encoded_like_a_short_one(smollm):
+    line, end = "The cat's 12 한국어\n", "end  <|im_end|>"
+    assert smollm.encode(line * 500 + end) == smollm.encode(line) * 500 + smollm.encode(end)
+    for text in ("a" * 9000 + "\ud800", b"a" * 9000):
+        with pytest.raises((TypeError, ValueError), match=r"text: received (a lone surrogate in 'aaaaaaaa|bytes)"):
+            smollm.encode(text)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm):
+    """No thread is made to give way here, so the other one runs only if the encoding lets it."""
+    go, ran, text = threading.Event(), [], "the cat sat on 12 mats. " * 4000
+    other = threading.Thread(target=lambda: (go.wait(60), ran.append(True)), daemon=True)
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        go.set()
+        tries = next((n for n in range(50) if smollm.encode(text) and ran), None)
+    finally:
+        sys.setswitchinterval(interval)
+    other.join(60)
+    assert tries is not None
 
 
 # Splits.

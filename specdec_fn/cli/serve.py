@@ -1,8 +1,10 @@
 """``specdec serve``: an OpenAI-compatible server, its metrics, and a page to play with."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +21,11 @@ __all__ = ["serve"]
 def serve(
     model: o.ModelName = "smollm2-135m",
     name: Annotated[
-        str | None, typer.Option("--name", help="What clients call the model; the name or the file's name where it is not given.")
+        str | None, typer.Option("--name", help="What clients call the model; unless given, what --model says or its file's name.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="Numbers of the weights: float32, bfloat16, float16 or float64.")] = "float32",
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", help="Pack the weights: int8, int4, q8_0, q4_0, q4_1, or file for the file's own blocks.")
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen at; any but this machine's own needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
@@ -33,53 +39,61 @@ def serve(
             show_envvar=False,
         ),
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", help="A file of keys, one a line.")] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="Another name that requests may be sent to, as behind a proxy.")
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="A file of keys, one a line; lines that begin with # are left out.")
     ] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            "--state",
-            help="Log every request here before it is acknowledged, and finish what is unfinished when started again. "
-            "Prompts and answers stand in it; only its owner can read it.",
-        ),
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="Another name that requests may be sent to, as behind a proxy; may be given several times."),
     ] = None,
     proposer: o.ProposerName = "ngram",
     draft_model: o.DraftModel = None,
+    allow_proposer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-proposer",
+            help="Another proposer that requests may name: quantized or early_exit, which take memory; may be given several times.",
+        ),
+    ] = None,
     verifier: o.VerifierName = "token",
     lossy: o.Lossy = False,
     k: Annotated[int, typer.Option("--k", min=0, help="Most drafted tokens of a pass, unless a request says otherwise.")] = 5,
-    allow_proposer: Annotated[
-        list[str] | None,
-        typer.Option("--allow-proposer", help="Another proposer that requests may name: quantized or early_exit, which take memory."),
-    ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="Of the weights: float32 or bfloat16.")] = "float32",
-    quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Pack the weights: int8, q8_0, q4_0, q4_1, or file for the file's own blocks.")
-    ] = None,
     invariant: Annotated[
         bool,
         typer.Option("--invariant/--no-invariant", help="Logits whose bits do not depend on who shares a pass, so that a seed gives one text."),
     ] = True,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests that run at once.")] = 16,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Choices that run at once; others wait.")] = 16,
     pages: Annotated[
-        int | None, typer.Option("--pages", min=1, help="Pages of the cache of keys and values; as many as fit 1 GiB, unless said.")
+        int | None, typer.Option("--pages", min=1, help="Pages of the cache of keys and values; as many as fit 1 GiB, unless given.")
     ] = None,
     page_size: Annotated[int, typer.Option("--page-size", min=1, help="Tokens of a page.")] = 16,
     chunk: Annotated[int, typer.Option("--chunk", min=1, help="Most prompt tokens of a pass.")] = 256,
     context: Annotated[
-        int | None, typer.Option("--context", min=2, help="Most tokens of a request, prompt and answer; the model's, unless said.")
+        int | None, typer.Option("--context", min=2, help="Most tokens of a request, prompt and answer; the model's, unless given.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens that a choice may ask for.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Most tokens that a choice may ask for; what the context leaves, unless given.")
+    ] = None,
     max_requests: Annotated[
-        int, typer.Option("--max-requests", min=1, help="Choices that run or wait at once; more are told to come again (429).")
+        int, typer.Option("--max-requests", min=1, help="Most choices that run or wait at once; more are told to come again (429).")
     ] = 256,
-    max_per_key: Annotated[int | None, typer.Option("--max-per-key", min=1, help="The same for one key.")] = None,
-    max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Bytes of a request's body.")] = 1 << 20,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that a request may take.")] = 600,
-    stalled: Annotated[float, typer.Option("--stalled", min=1, help="Seconds that a reader may take nothing before it is cut off.")] = 30,
+    max_per_key: Annotated[
+        int | None, typer.Option("--max-per-key", min=1, help="Most of them that one key may have; --max-requests alone, unless given.")
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Most bytes of a request's body.")] = 1 << 20,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Most seconds that a request may take.")] = 600,
+    stalled: Annotated[
+        float, typer.Option("--stalled", min=1, help="Most seconds that a client may read nothing of its answer before it is cut off.")
+    ] = 30,
     grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds that requests have to end when the server is stopped.")] = 30,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            help="A file: log every request there before it is acknowledged, and finish what is unfinished when started again. "
+            "Prompts and answers stand in it; only its owner can read it.",
+        ),
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Print what is asked; without, no word of it is printed.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print where the server listens as a JSON object, once it does.")] = False,
@@ -94,14 +108,14 @@ def serve(
     """
     keys = _keys(api_key or [], api_key_file)
     from specdec_fn.serve.access import is_loopback
-    from specdec_fn.serve.server import bound, url
     from specdec_fn.serve.server import serve as run
+    from specdec_fn.serve.server import url
 
     if not keys and not is_loopback(host):
         raise ValueError(f"--host is {host!r} without a key; expected 127.0.0.1, or --api-key (SPECDEC_API_KEY, --api-key-file) as well")
     drafter = o.proposer_name(proposer, draft_model)
     o.verifier_of(verifier, lossy)
-    with bound(host, port) as listener:
+    with _bound(host, port) as listener:
         target, tokenizer = _loaded(model, dtype, quantize)
         from specdec_fn.engine import Config
         from specdec_fn.serve.assembly import Settings, assembled
@@ -123,6 +137,8 @@ def serve(
             prompts=log_prompts,
         )
         config = Config(page_size, pages or pages_for(target, batch, page_size), batch, chunk, context, invariant=invariant)
+        if state is not None and not invariant:
+            _to_stderr("--state without --invariant: what is run again after a restart may differ in its text, though not in its law")
         served = assembled(target, tokenizer, config, settings, log=_silent if quiet else _to_stderr)
 
         def ready() -> None:
@@ -143,11 +159,32 @@ def serve(
 
 
 def _keys(given: list[str], file: Path | None) -> list[str]:
-    keys = [*given, *(file.read_text().splitlines() if file is not None else ())]
-    keys = [key.strip() for key in keys if key.strip()]
+    try:
+        keys = [*given, *(file.read_text("utf-8-sig").splitlines() if file is not None else ())]
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-key-file {str(file)!r} is not UTF-8; expected one key a line, in UTF-8") from None
+    keys = [key.strip() for key in keys if key.strip() and not key.lstrip().startswith("#")]
     if file is not None and not keys:
         raise ValueError(f"--api-key-file {str(file)!r} has no key; expected one a line")
     return keys
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; ValueError says which option is at fault."""
+    from specdec_fn.serve.server import bound
+
+    try:
+        return bound(host, port)
+    except (socket.gaierror, UnicodeError):
+        raise ValueError(f"--host is {host!r:.80}, which has no address; expected an address or a name of this machine") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"--port is {port}, which is in use; expected another, or 0 for a free one") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ValueError(f"--host is {host!r:.80}, which is no address of this machine; expected one that is, such as 127.0.0.1") from None
+        if error.errno == errno.EACCES:
+            raise ValueError(f"--port is {port}, which this user may not take; expected 1024 or more, or 0 for a free one") from None
+        raise
 
 
 def _loaded(model: str, dtype: str, quantize: str | None) -> tuple[Any, Any]:

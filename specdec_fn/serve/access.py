@@ -7,14 +7,15 @@ page of another origin can send without asking first.
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 from specdec_fn.serve.refusal import Refusal
 
 __all__ = ["Access", "is_loopback"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+)(?::[0-9]+)?")  # a name or [v6], and perhaps a port
 
 
 class Access:
@@ -23,7 +24,7 @@ class Access:
     Args:
         keys: what clients may say; none lets everybody in who can reach the server.
         secret: makes owners out of keys, so that they say nothing about them.
-        hosts: names that requests may be sent to; None for any.
+        hosts: names or addresses that requests may be sent to, at whatever port; None for any.
 
     >>> access = Access(["right"], b"secret")
     >>> access.owner({"authorization": "Bearer right"}) == access.owner({"authorization": "Bearer right"})
@@ -35,9 +36,9 @@ class Access:
     """
 
     def __init__(self, keys: Sequence[str], secret: bytes, *, hosts: Sequence[str] | None = None) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._digests = tuple(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys)
         self._secret = secret
-        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._hosts = None if hosts is None else frozenset(_name(host) or f"[{host.lower()}]" for host in hosts)
 
     @property
     def keyed(self) -> bool:
@@ -53,9 +54,10 @@ class Access:
         if not self._digests:
             return b""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        said = key.encode("latin-1", "replace").strip()  # the bytes that were sent: a server reads headers as Latin-1, whatever they are
+        if scheme.lower() != "bearer" or not said:
             raise _unknown("the request has no key; expected one, as Authorization: Bearer KEY")
-        digest, known = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest(), False
+        digest, known = hashlib.sha256(said).digest(), False
         for own in self._digests:
             known |= hmac.compare_digest(digest, own)
         if not known:
@@ -87,10 +89,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """The name of a host, as it stands before its port; "" for what is none. A dot at its end says the same name."""
+    found = HOST.fullmatch(host)
+    return "" if found is None else found[1].lower().removesuffix(".")
 
 
 def _unknown(message: str) -> Refusal:

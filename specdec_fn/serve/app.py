@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from specdec_fn.serve import openapi, page
 from specdec_fn.serve.access import Access
 from specdec_fn.serve.body import parsed, received
-from specdec_fn.serve.desk import PARSERS, Desk
+from specdec_fn.serve.desk import Desk
+from specdec_fn.serve.logged import PARSERS
 from specdec_fn.serve.metrics import ROUTES
 from specdec_fn.serve.refusal import Refusal
 from specdec_fn.serve.results import as_object
@@ -50,14 +51,15 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
     def endpoint(route: str) -> Callable[[Request], Any]:
         async def complete(request: Request) -> Response:
             owner = access.owner(request.headers)
-            body = parsed(await received(request, most=limits.body, seconds=limits.stalled))
-            seed = _seed()
-            if int(request.headers.get("content-length") or SMALL) < SMALL and not any(body.get(name) for name in SLOW):
+            content = await received(request, most=limits.body, seconds=limits.stalled)
+            small, seed = len(content) < SMALL, _seed()
+            body = parsed(content) if small else await asyncio.to_thread(parsed, content)
+            if small and not any(body.get(name) for name in SLOW):
                 asked = PARSERS[route](body, served, seed)
             else:
                 asked = await asyncio.to_thread(PARSERS[route], body, served, seed)
             if prompts:
-                log(f"asked: {json.dumps(body.get('messages', body.get('prompt')), ensure_ascii=False)}")
+                log(f"asked: {json.dumps(body.get('messages', body.get('prompt')))}")
             ticket = await desk.accept(route, body, asked, owner)
             if asked.stream:
                 return Stream(desk, ticket)
@@ -88,7 +90,7 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
             desk.withdraw(found)
             found = desk.find(id, owner) or found
         if isinstance(found, Ticket):
-            return _json(as_object(found.id, found.created, found.status))
+            return _json(as_object(found.id, found.created, "running" if found.status == "finished" else found.status))
         known = json.loads(found.body) if found.body else None
         failure = None if known is None else known.get("error")
         return _json(as_object(found.id, found.created, found.status, None if failure else known, failure))
@@ -119,7 +121,9 @@ def application(desk: Desk, access: Access, *, log: Callable[[str], None], promp
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
     handlers: Mapping[Any, Any] = {Refusal: _refused, HTTPException: _no_such, ClientDisconnect: _left, Exception: _fault}
-    return _Around(Starlette(routes=routes, exception_handlers=handlers), access, desk, log, frozenset(files))
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    inner.router.redirect_slashes = False  # a redirect has no shape of ours, and repeats the host that a client said
+    return _Around(inner, access, desk, log, frozenset(files))
 
 
 class _Around:
@@ -158,7 +162,7 @@ class _Around:
         finally:
             seconds = time.monotonic() - start
             self._desk.metrics.answered(route, status or 499, seconds)
-            self._log(f"{scope['method']} {route} {status or 'gone'} {seconds * 1e3:.0f} ms")
+            self._log(f"{_method(scope)} {route} {status or 'gone'} {seconds * 1e3:.0f} ms")
 
 
 def _refused(request: Any, refusal: Any) -> Response:
@@ -171,8 +175,8 @@ def _fault(*about: Any) -> Response:
 
 def _no_such(request: Request, error: Any) -> Response:
     """The framework's own refusals, in the shape of ours."""
-    what = {404: f"nothing is at {request.url.path!r:.80}; expected one of {', '.join(ROUTES)}", 405: f"the method is {request.method}"}
-    allowed = (error.headers or {}).get("Allow")
+    what = {404: f"nothing is at {request.url.path!r:.80}; expected one of {', '.join(ROUTES)}", 405: f"the method is {_method(request.scope)}"}
+    allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     message = what.get(error.status_code, str(error.detail)) + (f"; expected {allowed}" if allowed else "")
     return _refused(request, Refusal(message, status=error.status_code, headers=error.headers or {}))
 
@@ -197,6 +201,12 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
         return Response(content, 200, {**page.HEADERS, "content-type": kind})
 
     return sent
+
+
+def _method(scope: Scope) -> str:
+    """A method of HTTP as it may be printed; clients may say anything."""
+    method: str = scope["method"]
+    return method if method.isalpha() and len(method) < 20 else "?"
 
 
 def _route(path: str) -> str:

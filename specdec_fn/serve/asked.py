@@ -21,6 +21,7 @@ class Served(NamedTuple):
         limits: of requests.
         proposer, verifier, k: how a request speculates that does not say.
         vocabulary: gives what ``specdec_fn.grammar.vocabulary`` makes of the tokenizer; None where llguidance is not installed.
+        longest: most bytes of a token, from ``choices.longest``, so that text that is far too long is refused unread; None for no such check.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Served(NamedTuple):
     verifier: str
     k: int
     vocabulary: Callable[[], Any] | None = None
+    longest: int | None = None
 
 
 class Asked(NamedTuple):

@@ -13,6 +13,8 @@ from specdec_fn.engine import Config, Request
 from specdec_fn.engine.identity import identity
 from specdec_fn.models import Model, toy
 from specdec_fn.random import key
+from specdec_fn.sampling import SamplingParams
+from specdec_fn.serve import choices
 from specdec_fn.serve.access import LOOPBACK, Access
 from specdec_fn.serve.app import application
 from specdec_fn.serve.asked import Served
@@ -20,6 +22,8 @@ from specdec_fn.serve.desk import Desk
 from specdec_fn.serve.journal import Journal
 from specdec_fn.serve.limits import Limits
 from specdec_fn.serve.metrics import Metrics
+from specdec_fn.serve.refusal import Refusal
+from specdec_fn.serve.speculating import settled
 from specdec_fn.speculate import proposers, verifiers
 from specdec_fn.text import Tokenizer
 
@@ -86,9 +90,9 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
     sizes, limits = model.config, settings.limits
     context = min(sizes.context if config.context is None else config.context, config.num_pages * config.page_size)
     vocabulary = _vocabulary(tokenizer, sizes.vocab_size)
-    served = Served(
-        settings.name, tokenizer, context, sizes.vocab_size, limits, settings.proposer, settings.verifier, settings.k, vocabulary=vocabulary
-    )
+    how = settings.proposer, settings.verifier, settings.k
+    served = Served(settings.name, tokenizer, context, sizes.vocab_size, limits, *how, vocabulary=vocabulary, longest=choices.longest(tokenizer))
+    _check_default(served)
     journal = None if settings.state is None else Journal(settings.state, f"{identity(model)} {config.invariant}", kept=limits.kept)
     try:
         desk = Desk(served, model, config, Metrics(settings.name), journal=journal, drafting=_drafting(settings.draft, model))
@@ -130,6 +134,14 @@ def _check(settings: Settings) -> None:
     for name in (settings.proposer, *settings.limits.proposers):
         if not set(name.split("+")) <= set(known) or "adaptive" in name.split("+"):
             raise ValueError(f"proposer is {name!r:.80}; expected one of {', '.join(known)}, or some of them joined by +")
+
+
+def _check_default(served: Served) -> None:
+    """The same of settings that do not go together; at temperature 0, which every verifier takes."""
+    try:
+        settled({}, served, SamplingParams(temperature=0.0))
+    except Refusal as refusal:
+        raise ValueError(refusal.message.removeprefix("speculation.")) from None
 
 
 def _drafting(draft: Model | None, target: Model) -> Callable[[Request], Request]:

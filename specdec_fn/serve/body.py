@@ -73,6 +73,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names stand once: of two values one would be silently lost."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r:.80} stands twice")
+        seen = set[str]()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the name {twice!r:.80} stands twice")
     return made

@@ -18,11 +18,16 @@ def table(served: Served) -> tuple[Field, ...]:
     >>> [field.name for field in table(Served("m", None, 8, 4, Limits(), "ngram", "token", 5)) if field.needed]
     ['model', 'messages']
     """
-    top = min(served.limits.top_logprobs, served.vocab_size)
+    top, most = min(served.limits.top_logprobs, served.vocab_size), served.limits.messages
     about = "Most tokens of each choice; what the context leaves where nothing is said."
     return (
         *controls.common(served),
-        Field("messages", fields.listed(_message(), 1, None, "messages"), "a list of messages with role and content", needed=True),
+        Field(
+            "messages",
+            fields.listed(_message(most), 1, most, "messages"),
+            "a list of messages with role and content",
+            needed=True,
+        ),
         choices.most_tokens("max_completion_tokens", served, about),
         choices.most_tokens("max_tokens", served, "The older name of max_completion_tokens."),
         Field("logprobs", fields.flag(), "Log-probabilities of the tokens."),
@@ -65,6 +70,7 @@ def asked(body: Mapping[str, Any], served: Served, seed: int) -> Asked:
 def _ids(messages: Sequence[Mapping[str, str]], served: Served) -> tuple[int, ...]:
     if served.tokenizer.chat is None:
         raise Refusal("the model has no chat template; expected a prompt for /v1/completions", param="messages")
+    choices.checked_bytes("messages", sum(len(one["content"].encode()) for one in messages), served)
     try:
         ids = served.tokenizer.chat(list(messages))
     except ValueError as error:
@@ -72,10 +78,10 @@ def _ids(messages: Sequence[Mapping[str, str]], served: Served) -> tuple[int, ..
     return choices.checked_ids("messages", ids, served)
 
 
-def _message() -> fields.Kind:
+def _message(most: int) -> fields.Kind:
     """A message; read, it has the role and the whole text, as templates take them."""
     roles = fields.choice("system", "developer", "user", "assistant", why=", since no tools are called here")
-    content = fields.either((str, fields.text()), (list, fields.listed(_part(), 1, None, "parts")), expected="text, or a list of parts of text")
+    content = fields.either((str, fields.text()), (list, fields.listed(_part(), 1, most, "parts")), expected="text, or a list of parts of text")
     none = fields.absent("none, since messages are text alone")
     nothing = fields.null("null, since messages are a role and a text alone")
     inner = fields.record(

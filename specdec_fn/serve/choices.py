@@ -9,8 +9,9 @@ from specdec_fn.serve import constraints, controls, speculating
 from specdec_fn.serve.asked import Asked, Served
 from specdec_fn.serve.fields import Field, integer, refused
 from specdec_fn.serve.refusal import Refusal
+from specdec_fn.text import Tokenizer
 
-__all__ = ["asked", "checked_ids", "most_tokens"]
+__all__ = ["asked", "checked_bytes", "checked_ids", "longest", "most_tokens"]
 
 
 def most_tokens(name: str, served: Served, about: str) -> Field:
@@ -24,6 +25,41 @@ def most_tokens(name: str, served: Served, about: str) -> Field:
     kind = integer(1, 2**63 - 1 if most is None else most)
     upper = max(1, served.context - least_prompt)
     return Field(name, kind._replace(schema={**kind.schema, "maximum": upper if most is None else min(upper, most)}), about)
+
+
+def longest(tokenizer: Tokenizer) -> int | None:
+    """The most bytes that one token stands for, for ``Served.longest``; None where a tokenizer does not tell bytes. Looks at every token, once.
+
+    >>> longest(Tokenizer(None, None, None, (), 3, lambda id, skip_special=True: (b"a", b"bc", b"d")[id]))
+    2
+    """
+    told = tokenizer.token_bytes
+    return None if told is None else max((len(told(id, skip_special=False)) for id in range(tokenizer.size)), default=None)
+
+
+def checked_bytes(path: str, size: int, served: Served) -> None:
+    """Refuses text for its size alone, as the encoding of what cannot fit the context would take seconds.
+
+    Were every token the longest there is, the context would hold ``served.context * served.longest`` bytes. More could fit only if the tokenizer
+    dropped or joined most of them, which is refused all the same.
+
+    Args:
+        path: of the text.
+        size: its bytes in UTF-8.
+
+    Raises:
+        Refusal: there are more than that.
+
+    >>> from specdec_fn.serve.limits import Limits
+    >>> checked_bytes("prompt", 17, Served("m", None, 8, 4, Limits(), "ngram", "token", 5, longest=2))
+    Traceback (most recent call last):
+    ...
+    specdec_fn.serve.refusal.Refusal: prompt has 17 bytes; expected at most 16, what a context of 8 tokens of at most 2 bytes can hold
+    """
+    if served.longest is not None and size > served.context * served.longest:
+        holds = f"what a context of {served.context} tokens of at most {served.longest} bytes can hold"
+        message = f"{path} has {size} bytes; expected at most {served.context * served.longest}, {holds}"
+        raise Refusal(message, param=path, code="context_length_exceeded")
 
 
 def checked_ids(path: str, ids: Sequence[int], served: Served) -> tuple[int, ...]:
@@ -64,7 +100,8 @@ def asked(
         prompts: ids, each with the path of its field.
         seed: for a request that has none.
         texts: of the prompts, for ``echo``.
-        most: the name of the field that says how many tokens, and how many are taken where it says nothing; None for all that are left.
+        most: the name of the field that says how many tokens, and how many are taken where it says nothing; None for all that are left, by the
+            context and by ``Limits.entries``.
         logprobs, top: as in ``Asked``.
 
     Raises:
@@ -81,7 +118,14 @@ def asked(
         raise Refusal(message, param="n" if len(prompts) == 1 else "prompt")
     usage, ends, sampling = controls.usage(given), controls.stop_ids(given), controls.sampling(given, served)
     how = speculating.settled(given, served, sampling)
-    lengths = [_length(given, served, path, len(ids), *most) for path, ids in prompts]
+    each, echoed = 1 + top + (how.k if how.explain else 0), sum(len(ids) for _, ids in prompts) if texts else 0
+    share = (served.limits.entries // (n * each) - echoed) // len(prompts)
+    lengths = [_length(given, served, path, len(ids), *most, max(1, share)) for path, ids in prompts]
+    tokens = n * (sum(lengths) + echoed)
+    if tokens * each > served.limits.entries:
+        fits = f", as with {most[0]} {share}" if share > 0 else ""
+        message = f"the answer may have {tokens} tokens, of {each} entries each; expected at most {served.limits.entries} entries{fits}"
+        raise Refusal(message, param=most[0])
     if sampling.min_tokens > min(lengths):
         raise refused("min_tokens", sampling.min_tokens, f"at most {min(lengths)}, the most tokens of the answer")
     stop = given.get("stop", ())
@@ -122,15 +166,15 @@ def asked(
     )
 
 
-def _length(given: Mapping[str, Any], served: Served, path: str, size: int, name: str, default: int | None) -> int:
-    """How many tokens an answer to a prompt of so many may have."""
+def _length(given: Mapping[str, Any], served: Served, path: str, size: int, name: str, default: int | None, share: int) -> int:
+    """How many tokens an answer to a prompt of so many may have; at most ``share`` where nothing is said."""
     left = served.context - size
     if left < 1:
         message = f"{path} has {size} tokens; expected at most {served.context - 1}, so that one more fits the context"
         raise Refusal(message, param=path, code="context_length_exceeded")
     wanted = given.get(name)
     if wanted is None:
-        return min(limit for limit in (left, default, served.limits.max_tokens) if limit is not None)
+        return min(limit for limit in (left, share, default, served.limits.max_tokens) if limit is not None)
     if wanted > left:
         message = f"{name} is {wanted} after {size} tokens of {path}; expected at most {left}, what is left of a context of {served.context}"
         raise Refusal(message, param=name, code="context_length_exceeded")

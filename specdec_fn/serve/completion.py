@@ -73,6 +73,7 @@ def asked(body: Mapping[str, Any], served: Served, seed: int) -> Asked:
 def _ids(path: str, one: str | tuple[int, ...], served: Served) -> tuple[str, tuple[int, ...]]:
     if not isinstance(one, str):
         return path, one
+    choices.checked_bytes(path, len(one.encode()), served)
     try:
         ids = served.tokenizer.encode(one)
     except ValueError as error:

@@ -9,8 +9,9 @@ import math
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,18 +20,17 @@ from specdec_fn.engine import Config, Request
 from specdec_fn.engine.event import Event
 from specdec_fn.engine.generation import Stats
 from specdec_fn.models import Model
-from specdec_fn.serve import answers, chat, completion
+from specdec_fn.serve import answers
 from specdec_fn.serve.asked import Asked, Served
 from specdec_fn.serve.journal import Entry, Journal, Kept
+from specdec_fn.serve.logged import logged, unlogged
 from specdec_fn.serve.loop import EngineLoop, Gauges
 from specdec_fn.serve.metrics import Metrics
 from specdec_fn.serve.refusal import Refusal
 from specdec_fn.serve.results import Result, Results
 from specdec_fn.serve.ticket import Ticket
 
-__all__ = ["Desk", "Load"]
-
-PARSERS = {"completions": completion.asked, "chat": chat.asked}
+__all__ = ["Desk", "Load", "named"]
 
 
 class Load(NamedTuple):
@@ -76,19 +76,20 @@ class Desk:
         self._engine = EngineLoop(model, config, served.tokenizer, self)
         self._journal, self._drafting = journal, drafting
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")  # one, so that ends follow their beginnings
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="answers")  # large ones would keep the sockets waiting
         self._results = Results(served.limits.kept)
         self._live: dict[str, Ticket] = {}
         self._choices: dict[bytes, int] = {}
-        self._last: dict[tuple[Ticket, int], float] = {}
         self._timers: dict[Ticket, asyncio.TimerHandle] = {}
         self._seconds = 1.0  # that a request takes, a running mean
         self._closing = self._cut = False
-        self._idle = asyncio.Event()
+        self._idle, self._hurried = asyncio.Event(), asyncio.Event()
         self._sockets: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Starts the engine, and what an earlier server left unfinished."""
         self._sockets = asyncio.get_running_loop()
+        self._deliver((), {}, self._engine.gauges)
         self._engine.start()
         for kept in self._journal.ended if self._journal else ():
             body = b"" if kept.answer is None else _json(kept.answer)
@@ -114,23 +115,23 @@ class Desk:
             ticket.read()
         try:
             if self._journal is not None:
-                entry = Entry(ticket.id, route, owner, ticket.created, _settled(body, asked))
+                entry = Entry(ticket.id, route, owner, ticket.created, logged(body, asked))
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.submitted, entry)
             await self._hand_over(ticket)
         except (TypeError, ValueError) as error:
             ticket.fail(Refusal(str(error)))
-            raise ticket.failure from None  # type: ignore[misc]
         except OSError as error:
-            ticket.fail(
-                Refusal(f"the request could not be logged ({error.strerror}); expected room for the state file", status=503, kind="server_error")
-            )
-            raise ticket.failure from None  # type: ignore[misc]
+            message = f"the request could not be logged ({error.strerror}); expected room for the state file"
+            ticket.fail(Refusal(message, status=503, kind="server_error"))
+        except RuntimeError:  # the engine, or the thread of the log, has stopped meanwhile
+            ticket.fail(_closing())
+        if ticket.failure is not None:
+            raise named(ticket)
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
         """Calls a request off; one that has ended stays as it is."""
         if ticket.live:
-            self._engine.drop(_names(ticket))
             ticket.fail(Refusal("the request was cancelled", status=409, kind="cancelled", code="cancelled"), "cancelled")
 
     def find(self, id: str, owner: bytes) -> Ticket | Result | None:
@@ -158,15 +159,15 @@ class Desk:
         self._closing = True
         self._idle.clear()
         if self._live:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), grace)
-        self._cut, left = True, list(self._live.values())
-        again = "; ask for it by its id once the server is back" if self._journal else ""
+            waiting = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._hurried)]
+            await asyncio.wait(waiting, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            for one in waiting:
+                one.cancel()
+        self._cut, left = True, [ticket for ticket in self._live.values() if ticket.live]
         for ticket in left:
-            self._engine.drop(_names(ticket))
-            ticket.fail(Refusal(f"the server is shutting down{again}", status=503, kind="server_error", code="shutting_down"))
-        await asyncio.to_thread(self._engine.stop)
-        await asyncio.to_thread(self._writer.shutdown)
+            ticket.fail(_closing(f"; ask for /v1/requests/{ticket.id} once it is back" if self._journal else "; try another, or this one later"))
+        for stop in (self._engine.stop, self._maker.shutdown, self._writer.shutdown):
+            await asyncio.to_thread(stop)
         if self._journal is not None:
             self._journal.close()
         return len(left)
@@ -174,7 +175,7 @@ class Desk:
     def hurry(self) -> None:
         """Ends the waiting of ``close``; may be called by a handler of signals."""
         if self._sockets is not None:
-            self._sockets.call_soon_threadsafe(self._idle.set)
+            self._sockets.call_soon_threadsafe(self._hurried.set)
 
     def stepped(self, events: Sequence[tuple[Any, Event]], laps: Mapping[str, float], gauges: Gauges) -> None:
         """On the engine's thread: passes a step on."""
@@ -197,19 +198,12 @@ class Desk:
 
     def _deliver(self, events: Sequence[tuple[Any, Event]], laps: Mapping[str, float], gauges: Gauges) -> None:
         now, metrics = time.monotonic(), self.metrics
-        for name, event in events:
-            ticket, index = name
-            if event.tokens:
-                last = self._last.get(name)
-                if last is None:
-                    metrics.first(now - ticket.arrived)
-                else:
-                    metrics.between((now - last) / len(event.tokens))
-                self._last[name] = now
-            ticket.put(index, event)
-            if event.generation is not None:
-                self._last.pop(name, None)
-                metrics.ended(event.generation.finish_reason, ticket.asked.requests[index].proposer or self.served.proposer, event.generation.stats)
+        for (ticket, index), event in events:
+            try:
+                self._told(ticket, index, event, now)
+            except Exception:  # a fault of ours in one answer is no reason for the others to miss their events
+                print(f"specdec: {ticket.id} failed\n{traceback.format_exc()}", file=sys.stderr)
+                ticket.fail(Refusal("the server failed; its log says why", status=500, kind="server_error"))
         metrics.stepped(
             gauges.counters,
             [event for _, event in events],
@@ -220,6 +214,18 @@ class Desk:
             pages=gauges.pages,
         )
 
+    def _told(self, ticket: Ticket, index: int, event: Event, now: float) -> None:
+        if event.generation is not None:
+            how = ticket.asked.requests[index].proposer or self.served.proposer
+            self.metrics.ended(event.generation.finish_reason, str(how), event.generation.stats)
+        if event.tokens and ticket.live:
+            last, ticket.last[index] = ticket.last[index], now
+            if last is None:
+                self.metrics.first(now - ticket.arrived)
+            else:
+                self.metrics.between((now - last) / len(event.tokens))
+        ticket.put(index, event)
+
     def _lost(self, names: Sequence[Any], why: str) -> None:
         for ticket, _ in names:
             ticket.fail(Refusal(why, status=500, kind="server_error", code="engine_failed"))
@@ -227,11 +233,13 @@ class Desk:
     def _admit(self, choices: int, owner: bytes) -> None:
         limits = self.served.limits
         if self._closing:
-            raise Refusal("the server is shutting down; try another, or this one later", status=503, kind="server_error", code="shutting_down")
+            raise _closing()
         if not self._engine.alive:
             raise Refusal("the engine has stopped; the server must be started again", status=503, kind="server_error", code="engine_failed")
         now, own = sum(self._choices.values()), self._choices.get(owner, 0)
         for held, most, whose in ((now, limits.requests, "all clients"), (own, limits.per_key, "this key")):
+            if most is not None and choices > most:
+                raise Refusal(f"this asks for {choices} choices; expected at most {most} at once", param="n")
             if most is not None and held + choices > most:
                 later = {"retry-after": str(max(1, min(60, math.ceil(self._seconds))))}
                 message = f"{held} choices of {whose} run or wait, and this asks for {choices}; expected at most {most} together, so try again later"
@@ -245,16 +253,19 @@ class Desk:
         return ticket
 
     async def _hand_over(self, ticket: Ticket) -> None:
-        requests = [self._drafting(replace(request, salt=ticket.owner)) for request in ticket.asked.requests]
-        await asyncio.wrap_future(self._engine.submit(_names(ticket), requests))
+        if ticket.live:
+            requests = [self._drafting(replace(request, salt=ticket.owner)) for request in ticket.asked.requests]
+            await asyncio.wrap_future(self._engine.submit(_names(ticket), requests))
         if not ticket.live:  # it was called off meanwhile, which the engine did not know
             self._engine.drop(_names(ticket))
 
     async def _resume(self, entry: Entry) -> None:
+        """Runs again what an earlier server left; what this one cannot serve stays in the log, for one that can."""
         try:
-            asked = PARSERS[entry.route](entry.body, self.served, 0)
+            asked = unlogged(entry, self.served)
         except Refusal as refusal:
-            self._keep(Result(entry.id, entry.owner, entry.created, "failed", _json(refusal.body())))
+            print(f"specdec: {entry.id} of the log cannot be served and stays in it: {refusal.message}", file=sys.stderr)
+            self._results.keep(Result(entry.id, entry.owner, entry.created, "failed", _json(refusal.body())))
             return
         ticket = self._ticket(entry.id, asked._replace(background=True), entry.owner, entry.created)
         try:
@@ -263,36 +274,44 @@ class Desk:
             ticket.fail(Refusal(str(error)))
 
     def _expire(self, ticket: Ticket) -> None:
-        self._engine.drop(_names(ticket))
         message = f"the request took more than {self.served.limits.seconds:g} seconds; expected fewer tokens, or a quieter server"
         ticket.fail(Refusal(message, status=504, kind="server_error", code="timeout", headers={"x-should-retry": "false"}))
 
     def _ended(self, ticket: Ticket) -> None:
-        self._live.pop(ticket.id, None)
+        """Gives back what it held; its answer is made beside, and is found from then on."""
         left = self._choices.pop(ticket.owner, 0) - len(ticket.asked.requests)
         if left > 0:
             self._choices[ticket.owner] = left
         self._timers.pop(ticket).cancel()
-        for name in _names(ticket):
-            self._last.pop(name, None)
         if ticket.status == "finished":
             self._seconds += 0.1 * (time.monotonic() - ticket.arrived - self._seconds)
-        if not self._live:
-            self._idle.set()
-        if not self._cut:  # what is cut off goes on when the server is back
-            self._keep(Result(ticket.id, ticket.owner, ticket.created, ticket.status, self.answer(ticket)))
+        else:
+            self._engine.drop(_names(ticket))
+        ticket.body = self._maker.submit(self._answer, ticket)
+        ticket.body.add_done_callback(lambda made: self._pass_on(self._keep, ticket, made))
 
-    def answer(self, ticket: Ticket) -> bytes:
+    def _answer(self, ticket: Ticket) -> bytes:
         """The body of the answer to a request that has ended, or of its error."""
         if ticket.failure is not None:
             return _json(ticket.failure.body())
         done = [one for one in ticket.generations if one is not None]
         return _json(answers.whole(ticket.asked, done, ticket.whys, ticket.id, ticket.created, self.served.model, self.served.tokenizer))
 
-    def _keep(self, result: Result) -> None:
+    def _keep(self, ticket: Ticket, made: "Future[bytes]") -> None:
+        self._live.pop(ticket.id, None)
+        if not self._live:
+            self._idle.set()
+        if self._cut and ticket.status == "failed":  # what is cut off goes on when the server is back
+            return
+        fault = made.exception()
+        if fault is not None:
+            print(f"specdec: {ticket.id} failed\n{''.join(traceback.format_exception(fault))}", file=sys.stderr)
+        status = "failed" if fault is not None else ticket.status
+        result = Result(ticket.id, ticket.owner, ticket.created, status, b"" if fault is not None else made.result())
         self._results.keep(result)
         if self._journal is not None:
-            self._writer.submit(self._log_end, self._journal, result)
+            with suppress(RuntimeError):  # the thread of the log has ended: it is run again, to the same answer
+                self._writer.submit(self._log_end, self._journal, result)
 
     @staticmethod
     def _log_end(journal: Journal, result: Result) -> None:
@@ -306,14 +325,25 @@ def _names(ticket: Ticket) -> list[tuple[Ticket, int]]:
     return [(ticket, index) for index in range(len(ticket.asked.requests))]
 
 
-def _settled(body: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """The body with what it left open, so that it comes to the same under a server with other defaults."""
-    one = asked.requests[0]
-    verifier = one.verifier if one.verifier is None or isinstance(one.verifier, str) else one.verifier.name
-    given = {name: value for name, value in (body.get("speculation") or {}).items() if value is not None}
-    how = {"proposer": one.proposer, "verifier": verifier, "k": one.k, **given}
-    most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    return {**body, "seed": asked.seed, most: one.max_tokens, "speculation": how}
+def named(ticket: Ticket) -> Refusal:
+    """Why a request failed, with its id, under which it can be asked for later.
+
+    >>> from specdec_fn.serve.ticket import Ticket
+    >>> from types import SimpleNamespace
+    >>> ticket = Ticket("a", SimpleNamespace(requests=[0]), b"", created=0, arrived=0.0, ended=lambda ticket: None)
+    >>> ticket.fail(Refusal("why not"))
+    >>> named(ticket).headers
+    {'x-request-id': 'a'}
+    """
+    failure = ticket.failure
+    assert failure is not None, "it has failed"
+    headers = {**failure.headers, "x-request-id": ticket.id}
+    about = {"status": failure.status, "kind": failure.kind, "param": failure.param, "code": failure.code}
+    return Refusal(failure.message, **about, headers=headers)  # type: ignore[arg-type]
+
+
+def _closing(more: str = "; try another, or this one later") -> Refusal:
+    return Refusal(f"the server is shutting down{more}", status=503, kind="server_error", code="shutting_down")
 
 
 def _json(value: Any) -> bytes:

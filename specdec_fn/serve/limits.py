@@ -13,6 +13,8 @@ class Limits:
         body: bytes of a request's body.
         max_tokens: most tokens that a choice may ask for; None for what the context leaves.
         choices: prompts times n of one request.
+        entries: of an answer: its tokens, and what is told beside each, the likeliest and what was drafted for it.
+        messages: of a chat, and parts of one message.
         stop: stop strings of a request.
         stop_length: characters of each.
         logit_bias: entries.
@@ -31,6 +33,8 @@ class Limits:
     body: int = 1 << 20
     max_tokens: int | None = None
     choices: int = 16
+    entries: int = 200_000
+    messages: int = 1024
     stop: int = 16
     stop_length: int = 256
     logit_bias: int = 1024

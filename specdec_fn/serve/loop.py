@@ -21,7 +21,7 @@ from specdec_fn.engine.state import Counters
 from specdec_fn.models import Model
 from specdec_fn.text import Tokenizer
 
-__all__ = ["EngineLoop", "Gauges", "Hears"]
+__all__ = ["EngineLoop", "Gauges", "Hears", "StoppedError"]
 
 RETRIES = 3  # forwards that may fail one after the other before those who take part are given up
 
@@ -40,6 +40,10 @@ class Gauges(NamedTuple):
     running: int
     free_pages: int
     pages: int
+
+
+class StoppedError(RuntimeError):
+    """The engine's thread has ended."""
 
 
 class Hears(Protocol):
@@ -89,7 +93,7 @@ class EngineLoop:
         self._names: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
         self._proposers: dict[int, str] = {}
-        self._failures = 0
+        self._failures, self._ended = 0, False
         self.gauges = self._gauges()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -99,7 +103,13 @@ class EngineLoop:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread.
+
+        Raises:
+            RuntimeError: it was started before; an engine that was stopped is not started again.
+        """
+        if self._thread.ident is not None:
+            raise RuntimeError("this server has run already; expected one that was put together anew (serve.assembled)")
         self._thread.start()
 
     def submit(self, names: Sequence[Any], requests: Sequence[Request]) -> "Future[None]":
@@ -110,10 +120,12 @@ class EngineLoop:
             requests: the engine's.
 
         Returns:
-            A future that holds what the engine's ``submit`` raised, if it did.
+            A future that holds what the engine's ``submit`` raised, if it did; StoppedError where the thread has ended.
         """
         done: Future[None] = Future()
         self._inbox.put(_Submit(names, requests, done))
+        if self._ended:
+            self._refuse()
         return done
 
     def drop(self, names: Sequence[Any]) -> None:
@@ -127,8 +139,35 @@ class EngineLoop:
             self._thread.join()
 
     def _run(self) -> None:
-        while self._read():
+        try:
+            while self._turn():
+                pass
+        finally:  # whatever it was: nobody is left waiting
+            self._ended = True
+            self._refuse()
+            if self._numbers:
+                self._hears.failed(list(self._numbers), "the engine has stopped")
+
+    def _turn(self) -> bool:
+        """Reads the letters and makes a step; False at the end."""
+        try:
+            if not self._read():
+                return False
             self._step()
+        except Exception:  # a fault of ours, which must not end the server; what it was doing to the state is not known
+            print(f"specdec: the engine failed and is made anew\n{traceback.format_exc()}", file=sys.stderr)
+            self._give_up("the engine failed, and was made anew")
+        return True
+
+    def _refuse(self) -> None:
+        """Tells those whose letters nobody will read."""
+        while True:
+            try:
+                letter = self._inbox.get(block=False)
+            except queue.Empty:
+                return
+            if isinstance(letter, _Submit):
+                letter.done.set_exception(StoppedError("the engine has stopped"))
 
     def _read(self) -> bool:
         """Reads the letters that are there, and waits for one where nothing else is to be done; False at the end."""
@@ -185,10 +224,6 @@ class EngineLoop:
             self._failures += 1
             if self._failures >= RETRIES:
                 self._give_up(f"the model's forward failed {RETRIES} times: {error}")
-            return
-        except Exception:  # a fault of ours, which must not end the server; what the step was doing to the state is not known
-            print(f"specdec: the engine failed and is made anew\n{traceback.format_exc()}", file=sys.stderr)
-            self._give_up("the engine failed, and was made anew")
             return
         self._failures = 0
         told = [(self._names[event.request_id], event) for event in events]

@@ -157,10 +157,11 @@ class Metrics:
 
         Args:
             reason: one of ``REASONS``.
-            proposer: what drafted for it.
+            proposer: what drafted for it; names joined by + are told in the order of the alphabet, each once.
             stats: what it came to.
         """
         self._ended[_one_of(REASONS, reason)].inc()
+        proposer = "+".join(sorted(set(proposer.split("+"))))
         if proposer in self._proposers or len(self._proposers) < PROPOSERS:
             self._proposers.add(proposer)
         else:

@@ -1,11 +1,10 @@
 """Answers that can be read again: by their ids, by whom they belong to, and for as long as there is room."""
 
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 __all__ = ["Result", "Results", "as_object"]
 
-BYTES = 1 << 26  # of answers that are kept
+BYTES = 1 << 26  # of answers that are kept; one that would take an eighth of them is not
 
 
 class Result(NamedTuple):
@@ -27,7 +26,7 @@ class Result(NamedTuple):
 
 
 class Results:
-    """The last results.
+    """The last results. Where there is no room, whoever holds most lets go of their oldest: nobody can push out what belongs to others.
 
     Args:
         most: how many are kept, and at most ``BYTES`` of them.
@@ -41,20 +40,41 @@ class Results:
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
-        self._kept: OrderedDict[str, Result] = OrderedDict()
+        self._kept: dict[str, Result] = {}
+        self._ids: dict[bytes, dict[str, None]] = {}  # of each owner, the oldest first
+        self._sizes: dict[bytes, int] = {}  # bytes of each owner
 
     def keep(self, result: Result) -> None:
-        """Keeps a result, and lets go of the oldest where there is no room."""
+        """Keeps a result, unless its body is larger than an eighth of ``BYTES``, and lets go of others where there is no room."""
+        size = len(result.body)
+        if result.id in self._kept:
+            self._drop(result.id)
+        if size > BYTES // 8 or self._most < 1:
+            return
+        while len(self._kept) >= self._most:
+            self._drop_oldest(max(self._ids, key=lambda owner: len(self._ids[owner])))
+        while self._bytes + size > BYTES:
+            self._drop_oldest(max(self._sizes, key=lambda owner: self._sizes[owner]))
         self._kept[result.id] = result
-        self._bytes += len(result.body)
-        while self._kept and (len(self._kept) > self._most or self._bytes > BYTES):
-            _, old = self._kept.popitem(last=False)
-            self._bytes -= len(old.body)
+        self._ids.setdefault(result.owner, {})[result.id] = None
+        self._sizes[result.owner] = self._sizes.get(result.owner, 0) + size
+        self._bytes += size
 
     def find(self, id: str, owner: bytes) -> Result | None:
         """A result, for whom it belongs to."""
         found = self._kept.get(id)
         return found if found is not None and found.owner == owner else None
+
+    def _drop_oldest(self, owner: bytes) -> None:
+        self._drop(next(iter(self._ids[owner])))
+
+    def _drop(self, id: str) -> None:
+        old = self._kept.pop(id)
+        self._bytes -= len(old.body)
+        self._sizes[old.owner] -= len(old.body)
+        del self._ids[old.owner][id]
+        if not self._ids[old.owner]:
+            del self._ids[old.owner], self._sizes[old.owner]
 
 
 def as_object(id: str, created: int, status: str, answer: Any = None, error: Any = None) -> dict[str, Any]:

@@ -111,5 +111,5 @@ def _others() -> dict[str, Any]:
         "Model": model,
         "Models": _object(object={"const": "list"}, data=_list(_ref("Model"))),
         "Request": _object(id=TEXT, object={"const": "request"}, created=WHOLE, status=status, answer=answer, error=error),
-        "Health": _object(status=health, waiting=WHOLE, running=WHOLE, free_pages=WHOLE, pages=WHOLE),
+        "Health": _object(status=health, requests=WHOLE, waiting=WHOLE, running=WHOLE, free_pages=WHOLE, pages=WHOLE),
     }

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,14 +22,17 @@ from specdec_fn.serve.refusal import Refusal
 
 __all__ = ["bound", "in_thread", "serve", "url"]
 
-FIRST = 30.0  # seconds that a new connection has for its first request
+FIRST = 30.0  # seconds that a connection has for a request to come
 
 
 class _Protocol(H11Protocol):
     """Uvicorn's, which answers what is no HTTP in the shape of all other errors, and lets the application cut a connection that is stuck."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, stalled: float, **named: Any) -> None:
+        super().__init__(**named)
+        self._stalled, self._unsent = stalled, 0
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
         inner: Any = self.app
 
         async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,11 +43,37 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(FIRST, self._first)
+        self._watch()
 
-    def _first(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():  # type: ignore[redundant-expr]
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """From here the next request has so long to come whole, and what is sent has so long to be taken."""
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        self._late = self.loop.call_later(FIRST, self._check_late)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self._stalled, self._check_stuck) if self._unsent else None
+
+    def _check_late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
+
+    def _check_stuck(self) -> None:
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if self._unsent and self._unsent >= before:
+            self.transport.abort()
+        elif self._unsent:
+            self._stuck = self.loop.call_later(self._stalled, self._check_stuck)
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way: nothing else can be said
@@ -70,6 +101,9 @@ class _Server(uvicorn.Server):
         self._up()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        running = self._desk.load().requests
+        if running and self.signal:
+            print(f"specdec: {running} request(s) have {self._grace:g} seconds to end; once more to stop at once", file=sys.stderr, flush=True)
         self.cut = await self._desk.close(self._grace)
         await super().shutdown(sockets)
 
@@ -154,10 +188,14 @@ def in_thread(assembly: Assembly, *, host: str = "127.0.0.1", port: int = 0, gra
     up = threading.Event()
     server = _server(assembly, grace, up.set)
 
+    faults: list[BaseException] = []
+
     def run() -> None:
         try:
             with asyncio.Runner() as runner:
                 runner.run(server.serve(sockets=[listener]))
+        except BaseException as error:
+            faults.append(error)
         finally:
             up.set()
 
@@ -166,14 +204,16 @@ def in_thread(assembly: Assembly, *, host: str = "127.0.0.1", port: int = 0, gra
     up.wait()
     try:
         if not server.started:
-            raise RuntimeError("the server did not start; its traceback says why")
+            raise RuntimeError(f"the server did not start: {faults[0] if faults else 'it was stopped'}") from (faults[0] if faults else None)
         yield url(listener)
     finally:
         server.should_exit = True
         thread.join()
+        listener.close()
 
 
 def _server(assembly: Assembly, grace: float, up: Callable[[], None]) -> _Server:
     quiet: dict[str, Any] = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
     common: dict[str, Any] = {"ws": "none", "lifespan": "off", "loop": "asyncio", "timeout_graceful_shutdown": 5}
-    return _Server(uvicorn.Config(assembly.app, http=_Protocol, **common, **quiet), assembly.desk, grace, up)
+    protocol: Any = partial(_Protocol, assembly.desk.served.limits.stalled)
+    return _Server(uvicorn.Config(assembly.app, http=protocol, **common, **quiet), assembly.desk, grace, up)

@@ -58,15 +58,26 @@ def speculation(served: Served) -> Field:
     """
     names = proposers_of(served)
     joined = [re.escape(name) for name in names if name != "none"]
-    form = "|".join((["none"] if "none" in names else []) + ([f"({'|'.join(joined)})(\\+({'|'.join(joined)})){{0,{len(joined)}}}"] if joined else []))
-    known = f"one of {', '.join(names)}" + (", or some of them joined by +" if len(joined) > 1 else "")
+    one = f"({'|'.join(joined)})"
+    form = "|".join((["none"] if "none" in names else []) + ([f"{one}(\\+{one}){{0,{len(joined) - 1}}}"] if joined else []))
+    known = f"one of {', '.join(names)}" + (", or some of them joined by +, each once" if len(joined) > 1 else "")
     inner = (
-        Field("proposer", fields.pattern(form, known), f"Who drafts: {known}."),
+        Field("proposer", _each_once(fields.pattern(form, known), known), f"Who drafts: {known}."),
         Field("verifier", fields.choice(*verifiers_of(served)), "The rule that accepts drafted tokens."),
         Field("k", fields.integer(0, max(served.limits.k, served.k)), "Most drafted tokens of a pass."),
         Field("explain", fields.flag(), "Tell of every token how it came to be."),
     )
     return Field("speculation", fields.record(inner), "How the request speculates; what it does not say is the server's own setting.")
+
+
+def _each_once(kind: fields.Kind, expected: str) -> fields.Kind:
+    def read(path: str, value: Any) -> str:
+        names = kind.read(path, value).split("+")
+        if len(set(names)) < len(names):
+            raise refused(path, value, expected)
+        return "+".join(names)
+
+    return kind._replace(read=read)
 
 
 def settled(given: Mapping[str, Any], served: Served, sampling: SamplingParams) -> Speculation:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specdec_fn.serve import answers, events
-from specdec_fn.serve.desk import Desk
+from specdec_fn.serve.desk import Desk, named
 from specdec_fn.serve.ticket import Ticket
 
 __all__ = ["Stream", "whole"]
@@ -88,9 +88,10 @@ async def whole(desk: Desk, ticket: Ticket, receive: Receive) -> Response:
     finally:
         watch.cancel()
     headers = {"x-request-id": ticket.id}
-    if ticket.failure is None:
-        return Response(desk.answer(ticket), 200, headers, "application/json")
-    raise ticket.failure
+    if ticket.failure is not None:
+        raise named(ticket)
+    assert ticket.body is not None, "it has ended"
+    return Response(await asyncio.wrap_future(ticket.body), 200, headers, "application/json")
 
 
 def _gone(desk: Desk, ticket: Ticket) -> None:

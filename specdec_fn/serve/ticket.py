@@ -6,6 +6,7 @@ A ticket lives on the thread of the sockets. The engine's thread never touches o
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from specdec_fn.engine.event import Event
 from specdec_fn.engine.generation import Generation
@@ -29,6 +30,8 @@ class Ticket:
         whys: of each choice, pass by pass, how its tokens came to be, where that was asked for.
         status: "queued", "running", "finished", "failed" or "cancelled".
         failure: why it failed, or was cancelled.
+        last: when each choice last got tokens, on the server's clock; None before its first.
+        body: JSON of the answer or of the error, once it has ended.
     """
 
     def __init__(self, id: str, asked: Asked, owner: bytes, *, created: int, arrived: float, ended: Callable[["Ticket"], None]) -> None:
@@ -37,6 +40,8 @@ class Ticket:
         self.whys: list[list[Explained]] = [[] for _ in asked.requests]
         self.status = "queued"
         self.failure: Refusal | None = None
+        self.last: list[float | None] = [None] * len(asked.requests)
+        self.body: Future[bytes] | None = None
         self._ended, self._left = ended, len(asked.requests)
         self._news: deque[tuple[int, Event]] | None = None
         self._wake = asyncio.Event()
@@ -81,8 +86,8 @@ class Ticket:
 
     def _end(self, status: str) -> None:
         self.status = status
-        self._wake.set()
         self._ended(self)
+        self._wake.set()
 
     async def take(self) -> list[tuple[int, Event]]:
         """The events since the last time, at least one unless the request has ended; only between ``read`` and ``unread``."""

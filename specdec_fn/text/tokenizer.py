@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer", "from_gguf", "from_json"]
 
+_LONG = 1 << 12  # characters that take about as long as another thread waits anyway
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 
 
@@ -221,7 +222,9 @@ def _encode(backend: "tokenizers.Tokenizer", text: str) -> list[int]:
     if not isinstance(text, str):
         raise TypeError(f"text: received {type(text).__name__}, expected str")
     try:
-        return backend.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG:
+            return backend.encode(text, add_special_tokens=False).ids
+        return backend.encode_batch([text], add_special_tokens=False)[0].ids  # only a batch lets other threads run meanwhile
     except TypeError as error:  # the library's word for text that has no UTF-8 form
         raise ValueError(f"text: received a lone surrogate in {text[:40]!r}, expected text that can be written as UTF-8") from error
 
