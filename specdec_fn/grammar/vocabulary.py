@@ -49,7 +49,7 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     try:
         from llguidance import LLTokenizer, TokenizerWrapper
     except ImportError as error:
-        raise ImportError("llguidance is not installed; expected pip install specdec_fn[grammar]") from error
+        raise ImportError("llguidance is not installed; expected the extra specdec_fn[grammar]") from error
     if vocab_size < tokenizer.size:
         raise ValueError(f"vocab_size is {vocab_size}; expected at least the tokenizer's {tokenizer.size}")
     ends = tuple(dict.fromkeys(i for i in tokenizer.eos_ids if 0 <= i < vocab_size))

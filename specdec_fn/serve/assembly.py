@@ -100,6 +100,8 @@ def assembled(model: Model, tokenizer: Tokenizer, config: Config, settings: Sett
         if journal is not None:
             journal.close()
         raise
+    if journal is not None and journal.skipped:
+        log(f"{journal.skipped} torn line(s) of {settings.state} were left out")
     hosts = None if settings.hosts is None else (*LOOPBACK, *settings.hosts)
     access = Access(settings.keys, secrets.token_bytes(32) if journal is None else journal.secret, hosts=hosts)
     unfinished = () if journal is None else tuple(entry.id for entry in journal.unfinished)

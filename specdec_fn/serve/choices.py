@@ -7,7 +7,7 @@ from specdec_fn.batch import seed_of
 from specdec_fn.engine import Request
 from specdec_fn.serve import constraints, controls, speculating
 from specdec_fn.serve.asked import Asked, Served
-from specdec_fn.serve.fields import Field, integer, refused
+from specdec_fn.serve.fields import Field, clean, integer, refused
 from specdec_fn.serve.refusal import Refusal
 from specdec_fn.text import Tokenizer
 
@@ -21,10 +21,17 @@ def most_tokens(name: str, served: Served, about: str) -> Field:
     >>> most_tokens("max_tokens", Served("m", None, 8, 4, Limits(), "ngram", "token", 5), "").kind.schema["maximum"]
     7
     """
-    least_prompt, most = 1, served.limits.max_tokens
-    kind = integer(1, 2**63 - 1 if most is None else most)
-    upper = max(1, served.context - least_prompt)
-    return Field(name, kind._replace(schema={**kind.schema, "maximum": upper if most is None else min(upper, most)}), about)
+    most, room = served.limits.max_tokens, max(1, served.context - 1)  # a prompt has a token
+    kind = integer(1, room if most is None else min(room, most))
+
+    def read(path: str, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and room < value and (most is None or value <= most):
+            message = f"{path} is {clean(str(value)[:40])}; expected at most {room}, what a context of {served.context} leaves beside a prompt"
+            raise Refusal(message, param=path, code="context_length_exceeded")
+        length: int = kind.read(path, value)
+        return length
+
+    return Field(name, kind._replace(read=read), about)
 
 
 def longest(tokenizer: Tokenizer) -> int | None:

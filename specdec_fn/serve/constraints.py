@@ -59,7 +59,7 @@ def constraint(given: Mapping[str, Any], served: Served) -> Constraint | None:
     >>> constraint({"response_format": {"type": "json_object"}}, Served("m", None, 8, 4, Limits(), "ngram", "token", 5))
     Traceback (most recent call last):
     ...
-    specdec_fn.serve.refusal.Refusal: response_format needs llguidance, which is not installed; expected pip install specdec_fn[grammar] on the server
+    specdec_fn.serve.refusal.Refusal: response_format needs llguidance, which is not installed; expected the extra specdec_fn[grammar] on the server
     """
     response, grammar = given.get("response_format", {"type": "text"}), given.get("grammar")
     kind = response["type"]
@@ -82,13 +82,16 @@ def constraint(given: Mapping[str, Any], served: Served) -> Constraint | None:
 
 
 def _made(param: str, served: Served, make: Callable[[Any, Any], Constraint]) -> Constraint:
+    message = f"{param} needs llguidance, which is not installed; expected the extra specdec_fn[grammar] on the server"
+    missing = Refusal(message, param=param, code="grammar_not_installed")
     if served.vocabulary is None:
-        message = f"{param} needs llguidance, which is not installed; expected pip install specdec_fn[grammar] on the server"
-        raise Refusal(message, param=param, code="grammar_not_installed")
+        raise missing
     from specdec_fn import grammar
 
     try:
         return make(grammar, served.vocabulary())
+    except ImportError:  # it is there and cannot be loaded
+        raise missing from None
     except (ValueError, RecursionError) as error:
         message = str(error) if isinstance(error, ValueError) else f"{param} is nested too deeply; expected fewer levels"
         raise Refusal(fields.clean(message[:500]), param=param, code="grammar_refused") from None

@@ -44,7 +44,10 @@ def wrongs(description: Any, most: int, seed: int) -> Iterator[Wrong]:
         most: bytes that a body may have.
         seed: of what is chosen.
     """
-    from jsonschema import Draft202012Validator
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError:
+        raise ValueError("jsonschema is not installed, which decides what is malformed; expected pip install jsonschema") from None
 
     chance = random.Random(seed)
     checks = {path: Draft202012Validator({**_schema(description, path), "components": description.get("components", {})}) for path in ROUTES}

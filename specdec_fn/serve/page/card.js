@@ -1,7 +1,6 @@
 // What decided a token, and the pass that it came from, in numbers.
 
 const MARKS = { accepted: '✓', rejected: '✗', unread: '·', recovered: '↺', bonus: '+', plain: '=' };
-const SAID = { unread: 'not read' };
 
 // A text with its blanks made visible, for places where a token stands alone.
 export const visible = (text) => (text === '' ? '∅' : text.replace(/ /g, '␣').replace(/\n/g, '⏎').replace(/\t/g, '⇥'));
@@ -77,7 +76,7 @@ function table(node, pass) {
   const row = (one, depth) => {
     const name = h('th', { scope: 'row' }, h('span', { class: one.kind === 'rejected' || one.kind === 'unread' ? `draft ${one.kind}` : `t ${one.kind}` }, visible(one.text)));
     if (!chain) name.style.paddingInlineStart = `${0.75 * depth}rem`;
-    const mark = h('td', { title: SAID[one.kind] ?? one.kind, 'aria-label': SAID[one.kind] ?? one.kind }, MARKS[one.kind]);
+    const mark = h('td', { title: one.kind, 'aria-label': one.kind }, MARKS[one.kind]);
     const cells = [one.p, one.q, one.u, one.bound].map((value) => h('td', {}, number(value)));
     return h('tr', one === node ? { class: 'here', 'aria-current': 'true' } : {}, mark, name, ...cells);
   };
