@@ -234,10 +234,10 @@ def test_no_prompts_are_no_results(specdec: Specdec, tiny: Path, tmp_path: Path)
 def test_pages_are_enough_for_the_batch_or_for_the_memory(tiny: Path) -> None:
     """The tiny model: context 512 and 64 bytes a slot (1 layer, 1 head of 8, keys and values in float32)."""
     model, _ = load(tiny)
-    assert offline._pages(model, 16, 16) == 16 * 512 // 16
-    assert offline._pages(model, 2, 10) == 2 * 52
+    assert offline.pages_for(model, 16, 16) == 16 * 512 // 16
+    assert offline.pages_for(model, 2, 10) == 2 * 52
     big = model._replace(config=model.config.__class__(**{**vars(model.config), "context": 2**30}))
-    assert offline._pages(big, 16, 16) * 16 * 64 == 2**30
+    assert offline.pages_for(big, 16, 16) * 16 * 64 == 2**30
 
 
 # What is refused, before anything runs
