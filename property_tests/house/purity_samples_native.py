@@ -41,8 +41,8 @@ def samples() -> Iterator[Sample]:
 
 
 def library() -> Iterator[Sample]:
-    for function in (native.begin, native.ready, native.library, native.wait, native.status, native.build):
-        yield Sample(function, call)
+    for name in ("begin", "ready", "library", "wait", "status", "build"):
+        yield Sample(getattr(native, name), call)
     yield Sample(native.loaded, call)
     yield Sample(native.build, lambda: call(target="vax"), ValueError)
     yield Sample(untraced, lambda: call(table(2)))

@@ -337,7 +337,7 @@ def test_nothing_is_acknowledged_in_a_file_that_may_lose_its_name(tmp_path: Path
     path = tmp_path / "state"
     journal = Journal(str(path), "model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_sync_folder", failing)
+        patch.setattr(room, "sync_folder", failing)
         journal.submitted(entry("a"))  # stands in the file before the renaming and in the one after it
         with pytest.raises(OSError, match="Input/output"):
             journal.submitted(entry("b"))

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from specdec_fn.batch.lines import append, lock, sync_folder
+
 __all__ = ["Results", "results"]
 
 FORMAT = 1
@@ -85,7 +87,8 @@ def results(path: str, settings: Mapping[str, Any], lines: int) -> Iterator[Resu
     if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"{path} is no regular file; expected one, a new name, or - for standard output")
     with open(path, "a+b") as file:
-        _lock(file, path)
+        if not lock(file):
+            raise ValueError(f"{path} is being written by another process; expected an output that no other run has")
         found = Results(_Log(file.fileno()), lines)
         _resume(file, path, json.loads(json.dumps({"format": FORMAT, **settings})), found)
         try:
@@ -134,14 +137,9 @@ def _before(about: str) -> dict[str, Any] | None:
 def _note(about: str, settings: dict[str, Any]) -> None:
     """Writes the settings down, for good before the first result: a torn file beside an empty output is nobody's loss."""
     with open(about, "wb") as file:
-        _append(file.fileno(), json.dumps(settings, indent=2).encode() + b"\n")
+        append(file.fileno(), json.dumps(settings, indent=2).encode() + b"\n")
         os.fsync(file.fileno())
-    if hasattr(os, "O_DIRECTORY"):  # a system whose folders can be opened
-        folder = os.open(os.path.dirname(os.path.abspath(about)), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(about)
 
 
 class _Log:
@@ -154,26 +152,9 @@ class _Log:
         if time.monotonic() - self._synced >= SYNC:
             os.fsync(self._file)
             self._synced = time.monotonic()
-        _append(self._file, data)
-
-
-def _append(file: int, data: bytes) -> None:
-    """One write, unless the system takes only a part."""
-    while data:
-        data = data[os.write(file, data) :]
+        append(self._file, data)
 
 
 def _print(data: bytes) -> None:
     sys.stdout.write(data.decode())
     sys.stdout.flush()
-
-
-def _lock(file: IO[bytes], path: str) -> None:
-    try:
-        import fcntl
-    except ImportError:  # a system without advisory locks
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"{path} is being written by another process; expected an output that no other run has") from None

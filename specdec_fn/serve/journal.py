@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
+from specdec_fn.batch.lines import append, lock, sync_folder
+
 __all__ = ["Entry", "Journal", "Kept"]
 
 FORMAT = 1
@@ -130,7 +132,7 @@ class Journal:
             descriptor = self._file.fileno()
             size = os.fstat(descriptor).st_size
             try:
-                _append(descriptor, line)
+                append(descriptor, line)
                 if now:
                     os.fsync(descriptor)
                     self._settle()
@@ -155,7 +157,7 @@ class Journal:
     def _settle(self) -> None:
         """Makes a renaming last; until then a power failure may bring back the old file, without the lines that followed."""
         if self._moved:
-            _sync_folder(self._path)
+            sync_folder(self._path)
             self._moved = False
 
     def _renewed(self) -> "_Content":
@@ -168,7 +170,7 @@ class Journal:
         fresh = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600), "r+b")
         try:
             _lock(fresh, self._path)
-            _append(fresh.fileno(), b"".join(lines))
+            append(fresh.fileno(), b"".join(lines))
             os.fsync(fresh.fileno())
             os.replace(name, self._path)
         except BaseException:
@@ -257,19 +259,8 @@ def _is_at(file: IO[bytes], path: str) -> bool:
 
 
 def _lock(file: IO[bytes], path: str) -> None:
-    try:
-        import fcntl
-    except ImportError:  # a system without advisory locks
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"{path} is in use by another server; expected a file of its own for each") from None
-
-
-def _append(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    if not lock(file):
+        raise ValueError(f"{path} is in use by another server; expected a file of its own for each")
 
 
 def _recorded(raw: bytes) -> tuple[Entry | Kept | None, bool]:
@@ -290,16 +281,6 @@ def _behind(text: str) -> Entry | Kept | None:
             if end == len(text):  # what stands inside of a line has brackets behind it
                 return _as_record(line)
     return None
-
-
-def _sync_folder(path: str) -> None:
-    if not hasattr(os, "O_DIRECTORY"):  # a system whose folders cannot be opened
-        return
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
